@@ -1,0 +1,1 @@
+"""Model + length histogram -> verified artifacts, one per static shape. Never imports `pipeline`."""

@@ -1,0 +1,21 @@
+"""What can go wrong between a model and a loaded artifact."""
+
+
+class CompileError(Exception):
+    """A model could not be compiled for a shape; the message names the shape and the toolchain's reason."""
+
+
+class ArtifactError(Exception):
+    """An artifact is missing, damaged or unfit (no passing parity record); the message has the key and the command that builds it."""
+
+
+class TargetUnavailable(Exception):
+    """This machine lacks what a target needs; the message says which package or device, and how to get it."""
+
+
+class ShapeMismatch(ValueError):
+    """A batch has another shape than the artifact was compiled for; static graphs never fall back to dynamic ones."""
+
+
+class DeviceError(Exception):
+    """The device or its runtime failed while executing a batch; retry on another worker or bisect the batch."""

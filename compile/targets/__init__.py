@@ -1,0 +1,81 @@
+"""Targets: a toolchain that compiles a model for a static shape and executes the result. Found here by name, imported on use."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile.shapes import Shape
+
+TARGETS = {
+    "openvino": "compile.targets.openvino",
+    "torch": "compile.targets.torch",
+}
+"""Name in a job file -> module with a `target` attribute. A target's heavy imports stay inside its functions."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBatch:
+    """One padded batch, right-padded; every array is int64 of shape (batch, length)."""
+
+    input_ids: NDArray[np.int64]
+    attention_mask: NDArray[np.int64]
+    token_type_ids: NDArray[np.int64]
+    """All zero for single texts; a target drops it for models that take none."""
+
+
+class Executable(Protocol):
+    """A loaded artifact: one model copy, one static shape, one thread."""
+
+    shape: Shape
+
+    def run(self, batch: EncoderBatch) -> NDArray[np.float32]:
+        """Logits, float32 (batch, labels). Raises ShapeMismatch for any other shape, DeviceError when execution fails.
+
+        NaN and infinity are returned as they are: who calls decides that such a row is a reject.
+        """
+
+
+class Target(Protocol):
+    """Both halves of a toolchain. Stateless: options come with each call."""
+
+    name: str
+    precisions: tuple[str, ...]
+    """Accepted names, best first where the machine supports it."""
+
+    def unavailable(self) -> str | None:
+        """Why this machine cannot compile or run for the target, in a sentence; None when it can."""
+
+    def default_precision(self) -> str:
+        """What `precision: auto` means on this machine."""
+
+    def versions(self) -> dict[str, str]:
+        """Packages whose version can change the compiled bytes or the results."""
+
+    def machine(self) -> str:
+        """Machine kind that compiled code is tied to; empty when it runs anywhere."""
+
+    def candidates(self, max_length: int) -> list[Shape]:
+        """Shapes the planner may choose from, up to and including `max_length`."""
+
+    def prepare(self, model_dir: Path, work_dir: Path) -> Path:
+        """Convert the model once for all shapes (for example to an IR); returns a directory under work_dir. Idempotent."""
+
+    def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None:
+        """Write everything that `load` needs for one shape into out_dir. Raises CompileError."""
+
+    def load(self, artifact_dir: Path, shape: Shape, precision: str) -> Executable:
+        """Load without compiling. Raises ArtifactError when the files do not fit this machine or version."""
+
+
+def load_target(name: str) -> Target:
+    """The target of that name. Raises ValueError that lists the valid names."""
+    if name not in TARGETS:
+        raise ValueError(f"unknown target {name!r}; choose one of: {', '.join(TARGETS)}")
+    target: Target = importlib.import_module(TARGETS[name]).target
+    return target
