@@ -1,0 +1,1 @@
+"""Nightly batch inference: dataset -> tokenised splits -> shards -> Parquet and a report."""

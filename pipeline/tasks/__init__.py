@@ -1,0 +1,1 @@
+"""Tasks: what a row becomes. Found by name, one small module each."""
