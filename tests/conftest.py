@@ -1,0 +1,37 @@
+"""Fixtures that more than one test file needs: a real S3 server per session, a fresh bucket per test."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from demo.servers.seaweed import S3Endpoint, local_s3
+
+# Settings of the person who runs the tests must not reach them, nor a real account be reached by mistake.
+for name in [name for name in os.environ if name.startswith("AWS_")]:
+    del os.environ[name]
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Endpoint]:
+    """One SeaweedFS for the whole session; it dies with it."""
+    with local_s3(tmp_path_factory.mktemp("s3") / "data") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3(s3_server: S3Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Endpoint]:
+    """A fresh bucket on the session's server, with the standard AWS_* environment set to reach it."""
+    endpoint = replace(s3_server, bucket=f"t-{uuid.uuid4().hex[:12]}")
+    client = endpoint.client()
+    client.create_bucket(Bucket=endpoint.bucket)
+    for name, value in endpoint.environment().items():
+        monkeypatch.setenv(name, value)
+    yield endpoint
+    # The server deletes a bucket with its objects and gives its volumes back; hundreds of tests would use them up.
+    client.delete_bucket(Bucket=endpoint.bucket)
