@@ -1,0 +1,266 @@
+"""The job file: what a user writes, validated once. Errors name the file, field, value and valid choices."""
+
+from __future__ import annotations
+
+import datetime
+import string
+import zoneinfo
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+
+from compile.shapes import Shape
+from pipeline.errors import JobError
+
+ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
+Format = Literal["auto", "parquet", "jsonl", "csv", "tsv", "text"]
+RESERVED_COLUMNS = (
+    "label", "score", "labels", "scores", "row_id", "source_uri", "source_row", "token_count", "truncated_tokens",
+    "shape", "artifact", "fingerprint", "ds",
+)  # fmt: skip
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(_Strict):
+    """Where the weights, the config and the tokenizer are."""
+
+    uri: str = Field(min_length=1, description="a local folder, s3://bucket/prefix or a hub id")
+    revision: str | None = Field(None, description="hub revision")
+
+
+class KeptColumn(_Strict):
+    """An input column that is copied to the output, under a name and a declared type."""
+
+    column: str = Field(min_length=1)
+    type: ColumnType = "string"
+
+
+def _kept(value: Any) -> Any:
+    """`source: string` is short for `source: {column: source, type: string}`."""
+    if isinstance(value, dict):
+        return {name: {"column": name, "type": item} if isinstance(item, str) else item for name, item in value.items()}
+    return value
+
+
+class Input(_Strict):
+    """The night's rows."""
+
+    uri: str = Field(min_length=1, description="objects of one night: a prefix ending in /, an object or a glob; {ds}")
+    format: Format = "auto"
+    text: str | None = Field(None, description="column that holds the text")
+    template: str | None = Field(None, description="text made from several columns, for example '{title}: {body}'")
+    pair: str | None = Field(None, description="column that holds the second text of a pair")
+    id: str | None = Field(None, description="column that identifies a row; without it row_id is uri#row")
+    keep: Annotated[dict[str, KeptColumn], BeforeValidator(_kept)] = Field(default_factory=dict)
+    when_missing: Literal["fail", "empty"] = "fail"
+
+    @model_validator(mode="after")
+    def _check(self) -> Input:
+        if (self.text is None) == (self.template is None):
+            raise ValueError("give either text (a column) or template (several columns)")
+        taken = [name for name in self.keep if name in RESERVED_COLUMNS]
+        if taken:
+            raise ValueError(
+                f"keep: {taken[0]!r} is an output column of its own; keep it under another name, "
+                f"for example keep: {{my_{taken[0]}: {{column: {taken[0]}, type: string}}}}"
+            )
+        if self.template is not None:
+            self.template_columns()
+        return self
+
+    def template_columns(self) -> tuple[str, ...]:
+        """Columns that the template names. Raises ValueError for a template that is not plain `{column}` text."""
+        columns = []
+        for _, name, spec, conversion in string.Formatter().parse(self.template or ""):
+            if name == "" or spec or conversion:
+                raise ValueError("template: write {column}, without format or index; {{ and }} are literal braces")
+            if name is not None:
+                columns.append(name)
+        if self.template is not None and not columns:
+            raise ValueError("template: names no column; write for example '{title}: {body}'")
+        return tuple(columns)
+
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns a row's text is made from, the pair's column last."""
+        first = (self.text,) if self.text is not None else self.template_columns()
+        return (*first, self.pair) if self.pair is not None else first
+
+
+class RejectBudget(_Strict):
+    """A run with more rejects than either limit fails before it publishes."""
+
+    rows: int | None = Field(None, ge=0)
+    share: float = Field(0.01, ge=0, le=1)
+
+
+class Output(_Strict):
+    """Where the tables go: <uri>/predictions, <uri>/rejects, <uri>/reports, <uri>/metrics."""
+
+    uri: str = Field(min_length=1)
+    all_scores: bool = False
+
+
+def _shapes(value: Any) -> Any:
+    """`auto` is an empty tuple; a shape is written BATCHxLENGTH or [batch, length]."""
+    if value == "auto":
+        return ()
+    if not isinstance(value, list | tuple):
+        raise ValueError("write auto, or a list of shapes such as [16x128, 4x512]")
+    shapes = []
+    for item in value:
+        if isinstance(item, list) and len(item) == 2 and all(isinstance(number, int) for number in item):
+            shapes.append(Shape(batch=item[0], length=item[1]))
+        else:
+            shapes.append(item if isinstance(item, Shape) else Shape.parse(str(item)))
+    if len({shape.length for shape in shapes}) != len(shapes):
+        raise ValueError("two shapes have one length; keep one of them")
+    return tuple(sorted(shapes))
+
+
+def _workers(value: Any) -> Any:
+    if value in ("auto", None):
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1000:
+        raise ValueError("write auto (one per core) or a number from 1 to 1000")
+    return value
+
+
+def _timezone(value: str) -> str:
+    if value not in zoneinfo.available_timezones():
+        raise ValueError(f"unknown time zone {value!r}; write an IANA name, for example UTC or Europe/Berlin")
+    return value
+
+
+def _cron(value: str) -> str:
+    fields = value.split()
+    presets = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
+    if value not in presets and len(fields) != 5:
+        raise ValueError(f"{value!r} is not a cron expression; write five fields, for example '0 2 * * *'")
+    return value
+
+
+class Job(_Strict):
+    """One job = one DAG. `model_dump()` of it is what a run plan records."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,200}$", description="also the DAG id")
+    description: str = ""
+    schedule: Annotated[str, AfterValidator(_cron)] | None = Field(None, description="cron; none: only by hand")
+    timezone: Annotated[str, AfterValidator(_timezone)] = "UTC"
+    start_date: datetime.date = datetime.date(2026, 1, 1)
+    queue: str | None = Field(None, description="Airflow queue of the compile and infer tasks")
+    task: Literal["classify"] = "classify"
+    target: Literal["openvino", "torch"] = "openvino"
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    model: Model
+    input: Input
+    shapes: Annotated[tuple[Shape, ...], BeforeValidator(_shapes)] = Field((), description="auto, or [16x128, ...]")
+    max_graphs: int = Field(12, ge=1, le=64, description="most shapes that shapes: auto may plan")
+    max_length: int = Field(512, ge=1, description="tokens a row may have")
+    truncation: Literal["reject", "head", "tail"] = "reject"
+    reject_budget: RejectBudget = Field(default_factory=lambda: RejectBudget.model_validate({}))
+    workers: Annotated[int | None, BeforeValidator(_workers)] = Field(None, description="auto: one per core")
+    compile: Literal["auto", "never"] = "auto"
+    artifacts: str | None = Field(None, description="artifact store; default <output.uri>/_lengthwise/artifacts")
+    output: Output
+    price_per_hour: float | None = Field(None, ge=0, description="of the whole machine, for the report's cost")
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Job:
+        if self.shapes and self.shapes[-1].length < self.max_length:
+            raise ValueError(
+                f"shapes: the longest has {self.shapes[-1].length} tokens but max_length is {self.max_length}; "
+                f"add a shape of that length or lower max_length"
+            )
+        return self
+
+    def output_fields(self) -> dict[str, Any]:
+        """The fields that can change an output byte. Not among them: schedule, workers, price, where things lie."""
+        relevant = {"task", "target", "max_length", "truncation"}
+        fields: dict[str, Any] = self.model_dump(mode="json", include=relevant)
+        fields["input"] = self.input.model_dump(mode="json", exclude={"when_missing"})
+        fields["all_scores"] = self.output.all_scores
+        return fields
+
+    @pydantic.field_serializer("shapes")
+    def _shapes_json(self, value: tuple[Shape, ...]) -> list[str]:
+        return [str(shape) for shape in value]
+
+
+def load_job(path: Path) -> Job:
+    """The validated job; relative paths in it are taken from the job file's folder. Raises JobError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(
+            f"{path}: cannot be read ({error}); give the path of a job file, for example jobs/x.yaml"
+        ) from error
+    try:
+        data = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader that refuses a key given twice
+    except yaml.YAMLError as error:
+        raise JobError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise JobError(f"{path}: a job file is a mapping of fields; the first is name: ...")
+    return _located(parse_job(data, str(path)), path.resolve().parent)
+
+
+def parse_job(data: dict[str, Any], origin: str) -> Job:
+    """Validate plain data. Raises JobError with one line per mistake."""
+    try:
+        return Job.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise JobError("\n".join(f"{origin}: {_explain(item)}" for item in error.errors())) from error
+
+
+def _located(job: Job, folder: Path) -> Job:
+    def at(uri: str) -> str:
+        return uri if "://" in uri or uri.startswith("/") else str(folder / uri) + ("/" if uri.endswith("/") else "")
+
+    # A model may also be a hub id, which looks like a relative path: it is one only if the folder is there.
+    local_model = job.model.uri.startswith(".") or (folder / job.model.uri).exists()
+    update: dict[str, Any] = {
+        "input": job.input.model_copy(update={"uri": at(job.input.uri)}),
+        "output": job.output.model_copy(update={"uri": at(job.output.uri).rstrip("/")}),
+        "artifacts": at(job.artifacts).rstrip("/") if job.artifacts else None,
+    }
+    if local_model:
+        update["model"] = job.model.model_copy(update={"uri": at(job.model.uri)})
+    return job.model_copy(update=update)
+
+
+_SECTIONS: dict[str, type[pydantic.BaseModel]] = {
+    "model": Model, "input": Input, "reject_budget": RejectBudget, "output": Output,
+}  # fmt: skip
+
+
+def _explain(item: Any) -> str:
+    """One line for one pydantic error: field, what is wrong, the value, the choices."""
+    path = [
+        str(part) for part in item["loc"] if not (isinstance(part, str) and part.startswith(("literal[", "function-")))
+    ]
+    field = ".".join(path) or "job"
+    value = item.get("input")
+    if item["type"] == "extra_forbidden":
+        owner = _SECTIONS.get(path[0], Job) if len(path) == 2 else KeptColumn if len(path) > 2 else Job
+        return f"{field}: unknown key; valid keys here: {', '.join(owner.model_fields)}"
+    if item["type"] == "missing":
+        return f"{field}: is required"
+    text = item["msg"].removeprefix("Value error, ") + ("" if isinstance(value, dict) else f" (got {value!r})")
+    return f"{field}: {text}" if field else text
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML itself lets the last of two equal keys win silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,63 @@
+"""Where everything of a job lies under its output URI: tables that readers query, and state under `_lengthwise`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TABLES = ("predictions", "rejects", "metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names only, no I/O. Hive and Spark skip folders that start with an underscore."""
+
+    output_uri: str
+
+    def partition(self, table: str, ds: str) -> str:
+        """Folder of one partition of a table, with the final slash."""
+        return f"{self.output_uri}/{table}/ds={ds}/"
+
+    def manifest(self, ds: str) -> str:
+        """The committed version of a partition: its parts, counts and fingerprint."""
+        return f"{self.state}/commits/ds={ds}/manifest.json"
+
+    def report(self, ds: str) -> str:
+        return f"{self.output_uri}/reports/ds={ds}/report.json"
+
+    @property
+    def state(self) -> str:
+        return f"{self.output_uri}/_lengthwise"
+
+    @property
+    def artifacts(self) -> str:
+        return f"{self.state}/artifacts"
+
+    def snapshot(self, ds: str, digest: str) -> str:
+        return f"{self.state}/snapshots/ds={ds}/{digest}.json"
+
+    def tokens(self, key: str) -> str:
+        return f"{self.state}/tokens/{key}"
+
+    def shape_plan(self, key: str) -> str:
+        return f"{self.state}/shape_plans/{key}.json"
+
+    def run(self, fingerprint: str) -> str:
+        return f"{self.state}/runs/{fingerprint}"
+
+
+def token_object(tokens_uri: str, split: int, name: str) -> str:
+    """An object of one tokenised split: tokens.bin, rows.bin, kept.parquet, rejects.parquet or meta.json."""
+    return f"{tokens_uri}/split-{split:05d}/{name}"
+
+
+def shard_object(run_uri: str, shard: int) -> str:
+    return f"{run_uri}/shards/shard-{shard:05d}.arrow"
+
+
+def part_object(run_uri: str, table: str, split: int) -> str:
+    return f"{run_uri}/{table}/part-{split:05d}.parquet"
+
+
+def part_summary(run_uri: str, split: int) -> str:
+    """Counts and digests of a split's parts; written last, so it marks the split as published."""
+    return f"{run_uri}/summaries/split-{split:05d}.json"

@@ -1,0 +1,150 @@
+"""Objects by URI: one small interface over S3 and local paths. Every write is atomic, and `put_new` creates once."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pipeline.errors import StorageError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What pins an object: a reader that asks for this ETag gets these bytes or an error."""
+
+    uri: str
+    size_bytes: int
+    etag: str
+
+
+class Backend(Protocol):
+    """One kind of object store. Missing objects raise FileNotFoundError, everything else StorageError."""
+
+    def list_info(self, prefix: str) -> list[ObjectInfo]: ...
+    def head(self, uri: str) -> ObjectInfo: ...
+    def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes: ...
+    def put(self, uri: str, data: bytes) -> None: ...
+    def put_new(self, uri: str, data: bytes) -> bool: ...
+    def put_if(self, uri: str, data: bytes, etag: str | None) -> bool: ...
+    def upload_new(self, path: Path, uri: str) -> bool: ...
+    def download(self, uri: str, path: Path) -> None: ...
+    def copy(self, source: str, destination: str) -> None: ...
+    def delete(self, uri: str) -> None: ...
+
+
+class Objects:
+    """Routes each URI to its backend; backends are made on first use, so a local run never imports boto3."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, Backend] = {}
+
+    def _backend(self, uri: str) -> Backend:
+        scheme = uri.partition("://")[0] if "://" in uri else "file"
+        if scheme not in self._backends:
+            self._backends[scheme] = _make_backend(scheme, uri)
+        return self._backends[scheme]
+
+    def list_info(self, prefix: str) -> list[ObjectInfo]:
+        """Every object whose URI starts with `prefix`, by URI; temporary objects are left out."""
+        return self._backend(prefix).list_info(prefix)
+
+    def list(self, prefix: str) -> list[str]:
+        return [info.uri for info in self.list_info(prefix)]
+
+    def head(self, uri: str) -> ObjectInfo:
+        return self._backend(uri).head(uri)
+
+    def exists(self, uri: str) -> bool:
+        try:
+            self.head(uri)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def get(self, uri: str, start: int = 0, stop: int | None = None, etag: str | None = None) -> bytes:
+        """Bytes [start, stop). With `etag`, an object that has changed since raises StorageError."""
+        if stop is not None and stop <= start:
+            return b""
+        return self._backend(uri).get(uri, start, stop, etag)
+
+    def put(self, uri: str, data: bytes) -> None:
+        self._backend(uri).put(uri, data)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        """Create once: False when the object existed, which is then left as it is."""
+        return self._backend(uri).put_new(uri, data)
+
+    def put_if(self, uri: str, data: bytes, etag: str | None) -> bool:
+        """Compare and swap: replace only the version `etag` (None: only when absent). False when another came first."""
+        return self._backend(uri).put_if(uri, data, etag)
+
+    def upload_new(self, path: Path, uri: str) -> bool:
+        return self._backend(uri).upload_new(path, uri)
+
+    def download(self, uri: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._backend(uri).download(uri, path)
+
+    def copy(self, source: str, destination: str) -> None:
+        """Atomic copy within one store."""
+        self._backend(destination).copy(source, destination)
+
+    def delete(self, uri: str) -> None:
+        self._backend(uri).delete(uri)
+
+    def open(self, info: ObjectInfo, start: int = 0) -> io.BufferedReader[RangeReader]:
+        """A seekable reader over the pinned version, in ranged requests of 4 MiB; nothing is kept beyond the buffer."""
+        reader = io.BufferedReader(RangeReader(self, info), buffer_size=4 << 20)
+        reader.seek(start)
+        return reader
+
+
+class RangeReader(io.RawIOBase):
+    """A seekable raw file over ranged GETs of one pinned object: each request is retried by the client by itself."""
+
+    def __init__(self, objects: Objects, info: ObjectInfo) -> None:
+        super().__init__()
+        self._objects = objects
+        self._info = info
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._info.size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        stop = min(self._position + len(view), self._info.size_bytes)
+        data = self._objects.get(self._info.uri, self._position, stop, self._info.etag)
+        if len(data) != max(0, stop - self._position):
+            raise StorageError(f"{self._info.uri}: short read at byte {self._position}; run again")
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def _make_backend(scheme: str, uri: str) -> Backend:
+    if scheme == "s3":
+        from pipeline.objects_s3 import S3Objects
+
+        return S3Objects()
+    if scheme == "file":
+        from pipeline.objects_local import LocalObjects
+
+        return LocalObjects()
+    raise StorageError(f"{uri}: unknown scheme {scheme!r}; use s3://bucket/key or a local path")

@@ -1,0 +1,137 @@
+"""Objects on a local file system: hidden temporary files, then link (create once) or rename (replace)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import StorageError
+from pipeline.objects import ObjectInfo
+
+TEMPORARY_PREFIX = ".lengthwise-tmp-"
+
+
+class LocalObjects:
+    """The ETag of a local file is the digest of its content, so that touching a file changes nothing."""
+
+    def __init__(self) -> None:
+        self._etags: dict[tuple[str, int, int], str] = {}
+
+    def list_info(self, prefix: str) -> list[ObjectInfo]:
+        folder = Path(prefix) if prefix.endswith("/") else Path(prefix).parent
+        paths = sorted(str(path) for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+        wanted = [path for path in paths if path.startswith(prefix) and TEMPORARY_PREFIX not in path]
+        return [self.head(path) for path in wanted]
+
+    def head(self, uri: str) -> ObjectInfo:
+        with _translated(uri):
+            stat = os.stat(uri)
+            if not os.path.isfile(uri):
+                raise FileNotFoundError(uri)
+            version = (uri, stat.st_size, stat.st_mtime_ns)
+            if version not in self._etags:
+                with open(uri, "rb") as file:
+                    self._etags[version] = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+            return ObjectInfo(uri, stat.st_size, self._etags[version])
+
+    def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes:
+        with _translated(uri), open(uri, "rb") as file:
+            if etag is not None and self.head(uri).etag != etag:
+                raise changed_error(uri)
+            file.seek(start)
+            return file.read() if stop is None else file.read(stop - start)
+
+    def put(self, uri: str, data: bytes) -> None:
+        with _translated(uri), _temporary(uri) as temporary:
+            _write(temporary, data)
+            os.replace(temporary, uri)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        with _translated(uri), _temporary(uri) as temporary:
+            _write(temporary, data)
+            return _link(temporary, uri)
+
+    def put_if(self, uri: str, data: bytes, etag: str | None) -> bool:
+        if etag is None:
+            return self.put_new(uri, data)
+        with _translated(uri), _temporary(uri) as temporary, _locked(uri):
+            if not os.path.exists(uri) or self.head(uri).etag != etag:
+                return False
+            _write(temporary, data)
+            os.replace(temporary, uri)
+            return True
+
+    def upload_new(self, path: Path, uri: str) -> bool:
+        with _translated(uri), _temporary(uri) as temporary:
+            shutil.copyfile(path, temporary)
+            return _link(temporary, uri)
+
+    def download(self, uri: str, path: Path) -> None:
+        self.copy(uri, str(path))
+
+    def copy(self, source: str, destination: str) -> None:
+        with _translated(destination), _temporary(destination) as temporary:
+            shutil.copyfile(source, temporary)
+            os.replace(temporary, destination)
+
+    def delete(self, uri: str) -> None:
+        with _translated(uri), contextlib.suppress(FileNotFoundError):
+            os.unlink(uri)
+
+
+def changed_error(uri: str) -> StorageError:
+    return StorageError(f"{uri} changed since the run pinned it; run again to take a new snapshot")
+
+
+@contextlib.contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{uri}: {error.strerror or error}; check the path, its permissions and the space"
+        ) from error
+
+
+@contextlib.contextmanager
+def _temporary(uri: str) -> Iterator[str]:
+    folder = os.path.dirname(uri) or "."
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _locked(uri: str) -> Iterator[None]:
+    """Compare-and-swap of a file needs a lock; it lies beside the file under a hidden name."""
+    path = os.path.join(os.path.dirname(uri), f"{TEMPORARY_PREFIX}lock-{os.path.basename(uri)}")
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link(temporary: str, uri: str) -> bool:
+    try:
+        os.link(temporary, uri)
+    except FileExistsError:
+        return False
+    return True

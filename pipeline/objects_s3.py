@@ -1,0 +1,180 @@
+"""Objects on S3 through boto3, configured by the standard AWS environment; conditional writes decide every race."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+from pipeline.errors import StorageError
+from pipeline.objects import ObjectInfo
+from pipeline.objects_local import changed_error
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_CONFLICT_RETRIES = 5
+"""AWS answers 409 while two conditional writes of one key race; the winner is decided a moment later."""
+
+_ADVICE = {
+    "AccessDenied": "these credentials may not do that; check the bucket policy",
+    "InvalidAccessKeyId": "the access key is unknown there; check AWS_ACCESS_KEY_ID",
+    "SignatureDoesNotMatch": "the secret key is wrong; check AWS_SECRET_ACCESS_KEY",
+    "ExpiredToken": "the session token has expired; renew the credentials",
+    "NoSuchBucket": "there is no such bucket; check the URI in the job file",
+    "403": "access denied; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket policy",
+}
+
+
+class S3Objects:
+    """One client per process; boto3's standard retry mode covers throttling, 5xx answers and broken connections."""
+
+    def __init__(self) -> None:
+        self._client: S3Client = boto3.client(
+            "s3",
+            config=Config(
+                connect_timeout=5,
+                read_timeout=60,
+                retries={"mode": "standard", "total_max_attempts": 4},
+                s3={"addressing_style": "path"} if _custom_endpoint() else {},
+            ),
+        )
+
+    def list_info(self, prefix: str) -> list[ObjectInfo]:
+        bucket, key = _split(prefix)
+        with _translated(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+            found = [item for page in pages for item in page.get("Contents", [])]
+        infos = [ObjectInfo(f"s3://{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"')) for item in found]
+        return sorted((info for info in infos if not info.uri.endswith("/")), key=lambda info: info.uri)
+
+    def head(self, uri: str) -> ObjectInfo:
+        bucket, key = _split(uri)
+        with _translated(uri):
+            answer = self._client.head_object(Bucket=bucket, Key=key)
+        return ObjectInfo(uri, answer["ContentLength"], answer["ETag"].strip('"'))
+
+    def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes:
+        bucket, key = _split(uri)
+        request: dict[str, Any] = {"Bucket": bucket, "Key": key}
+        if start or stop is not None:
+            request["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        if etag is not None:
+            request["IfMatch"] = f'"{etag}"'
+        for attempt in range(_CONFLICT_RETRIES):
+            with _translated(uri):
+                try:
+                    return self._client.get_object(**request)["Body"].read()
+                except ClientError as error:
+                    if _code(error) in ("PreconditionFailed", "412"):
+                        raise changed_error(uri) from error
+                    if _code(error) in ("InvalidRange", "416"):
+                        return b""
+                    raise
+                except BotoCoreError:
+                    # boto3 retries the request, but not a connection that breaks while the body is read.
+                    if attempt == _CONFLICT_RETRIES - 1:
+                        raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def put(self, uri: str, data: bytes) -> None:
+        bucket, key = _split(uri)
+        with _translated(uri):
+            self._client.put_object(Bucket=bucket, Key=key, Body=data)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        return self._put_conditional(uri, data, {"IfNoneMatch": "*"})
+
+    def put_if(self, uri: str, data: bytes, etag: str | None) -> bool:
+        return self._put_conditional(uri, data, {"IfNoneMatch": "*"} if etag is None else {"IfMatch": f'"{etag}"'})
+
+    def _put_conditional(self, uri: str, data: bytes, condition: dict[str, Any]) -> bool:
+        bucket, key = _split(uri)
+        for attempt in range(_CONFLICT_RETRIES):
+            with _translated(uri):
+                try:
+                    self._client.put_object(Bucket=bucket, Key=key, Body=data, **condition)
+                except ClientError as error:
+                    if _code(error) in ("PreconditionFailed", "412") or (
+                        "IfMatch" in condition and _code(error) in ("NoSuchKey", "404")
+                    ):
+                        return False
+                    if _code(error) in ("ConditionalRequestConflict", "409") and attempt < _CONFLICT_RETRIES - 1:
+                        continue
+                    raise
+                return True
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def upload_new(self, path: Path, uri: str) -> bool:
+        return False if self._exists(uri) else self.put_new(uri, path.read_bytes())
+
+    def _exists(self, uri: str) -> bool:
+        try:
+            self.head(uri)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def download(self, uri: str, path: Path) -> None:
+        bucket, key = _split(uri)
+        temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+        try:
+            with _translated(uri):
+                self._client.download_file(bucket, key, str(temporary))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def copy(self, source: str, destination: str) -> None:
+        from_bucket, from_key = _split(source)
+        bucket, key = _split(destination)
+        with _translated(destination):
+            self._client.copy_object(Bucket=bucket, Key=key, CopySource={"Bucket": from_bucket, "Key": from_key})
+
+    def delete(self, uri: str) -> None:
+        bucket, key = _split(uri)
+        with _translated(uri):
+            self._client.delete_object(Bucket=bucket, Key=key)
+
+
+def _custom_endpoint() -> bool:
+    """Servers other than AWS rarely resolve bucket host names, so they are addressed by path."""
+    return bool(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
+
+
+def _split(uri: str) -> tuple[str, str]:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if not bucket:
+        raise StorageError(f"{uri!r} names no bucket; write s3://bucket/key")
+    return bucket, key
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+@contextlib.contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except ClientError as error:
+        code = _code(error)
+        if code in ("NoSuchKey", "404", "NotFound"):
+            raise FileNotFoundError(uri) from error
+        raise StorageError(f"{uri}: {_ADVICE.get(code, error)} ({code})") from error
+    except NoCredentialsError as error:
+        raise StorageError(
+            f"{uri}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a role"
+        ) from error
+    except BotoCoreError as error:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
+        raise StorageError(
+            f"{uri}: the object store ({endpoint}) did not answer: {error}; check AWS_ENDPOINT_URL and the network"
+        ) from error
