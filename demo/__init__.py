@@ -1,1 +1,1 @@
-"""The demo: real reviews, a small sentiment model and a plain reference. Run from the repository root, never installed."""
+"""The demo: real reviews, a small sentiment model and a plain reference. Run from the repository root."""
