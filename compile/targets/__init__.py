@@ -1,8 +1,9 @@
-"""Targets: a toolchain that compiles a model for a static shape and executes the result. Found here by name, imported on use."""
+"""Targets: toolchains that compile a model for a static shape and execute it. Found by name, imported on use."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.errors import ShapeMismatch
 from compile.shapes import Shape
 
 TARGETS = {
@@ -54,6 +56,9 @@ class Target(Protocol):
     def default_precision(self) -> str:
         """What `precision: auto` means on this machine."""
 
+    def supports(self, precision: str) -> str | None:
+        """Why this machine cannot run that precision, in a sentence that names the choices; None when it can."""
+
     def versions(self) -> dict[str, str]:
         """Packages whose version can change the compiled bytes or the results."""
 
@@ -63,14 +68,26 @@ class Target(Protocol):
     def candidates(self, max_length: int) -> list[Shape]:
         """Shapes the planner may choose from, up to and including `max_length`."""
 
-    def prepare(self, model_dir: Path, work_dir: Path) -> Path:
-        """Convert the model once for all shapes (for example to an IR); returns a directory under work_dir. Idempotent."""
+    def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path:
+        """Convert the model once for all shapes (for example to an IR); returns a directory under work_dir. Idempotent.
+
+        `calibration` holds real rows, for precisions whose scales are measured (int8); others ignore it. A work_dir
+        serves one model and one precision. Raises CompileError.
+        """
 
     def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None:
         """Write everything that `load` needs for one shape into out_dir. Raises CompileError."""
 
     def load(self, artifact_dir: Path, shape: Shape, precision: str) -> Executable:
         """Load without compiling. Raises ArtifactError when the files do not fit this machine or version."""
+
+
+def check_shape(batch: EncoderBatch, shape: Shape) -> None:
+    """Raises ShapeMismatch unless all three arrays are exactly (shape.batch, shape.length)."""
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        found = getattr(batch, name).shape
+        if found != (shape.batch, shape.length):
+            raise ShapeMismatch(f"{name} has shape {found}; this graph was compiled for {shape} and takes nothing else")
 
 
 def load_target(name: str) -> Target:

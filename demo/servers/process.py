@@ -37,7 +37,7 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 @contextlib.contextmanager
-def kept(  # noqa: PLR0913 - all but two are keywords that mirror Popen
+def kept(
     argv: Sequence[str],
     log: Path,
     *,

@@ -1,0 +1,84 @@
+"""The PyTorch module behind every target: a sequence classifier that maps three integer tensors to logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from compile.errors import ModelError
+from compile.model import read_json, takes_token_types
+from compile.shapes import Shape
+
+MAX_BATCH = 128
+SLOT_TOKENS = (512, 1024, 2048)
+"""Slot tokens per batch between which a CPU core is within some per cent of its best speed."""
+
+
+def input_names(model_dir: Path) -> tuple[str, ...]:
+    """Names of the graph's inputs, in order: `token_type_ids` only for models that use them."""
+    names = ("input_ids", "attention_mask")
+    return (*names, "token_type_ids") if takes_token_types(read_json(model_dir / "config.json")) else names
+
+
+def cpu_candidates(max_length: int, align: int = 8) -> list[Shape]:
+    """Shapes worth considering on a CPU core: every aligned length, with the batches of about SLOT_TOKENS each."""
+    lengths = sorted({*range(align, max_length, align), max_length})
+    batches = {length: {max(1, min(MAX_BATCH, round(slots / length))) for slots in SLOT_TOKENS} for length in lengths}
+    return [Shape(length=length, batch=batch) for length in lengths for batch in sorted(batches[length])]
+
+
+def load_encoder(model_dir: Path, precision: str = "fp32") -> Any:
+    """A torch.nn.Module in eval mode, on one thread: forward(input_ids, attention_mask[, token_type_ids]) -> logits.
+
+    Inputs are int64 (batch, length), logits (batch, labels). Raises ModelError when weights are missing: transformers
+    would fill them with random numbers and only warn.
+    """
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    config = transformers.AutoConfig.from_pretrained(model_dir)
+    if hasattr(config, "reference_compile"):
+        config.reference_compile = False  # ModernBERT would call torch.compile at its first forward
+    try:
+        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+            model_dir,
+            config=config,
+            dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision],
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{model_dir} cannot be loaded as a sequence classifier: {error}") from error
+    if report["missing_keys"]:
+        raise ModelError(f"{model_dir} has no weights for: {', '.join(sorted(report['missing_keys'])[:8])}")
+    return _logits_module(model.eval(), input_names(model_dir))
+
+
+def example_inputs(names: tuple[str, ...], batch: int = 2, length: int = 16) -> dict[str, Any]:
+    """Tensors to trace with: every value differs by position, so that no folding depends on equal values."""
+    import torch
+
+    ids = torch.arange(batch * length).reshape(batch, length) % 5 + 5
+    mask = torch.ones(batch, length, dtype=torch.long)
+    mask[1, length // 2 :] = 0
+    values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    return {name: values[name] for name in names}
+
+
+def _logits_module(model: Any, names: tuple[str, ...]) -> Any:
+    import torch
+
+    class Logits(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.names = names
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+            if "token_type_ids" in self.names:
+                inputs["token_type_ids"] = token_type_ids
+            return self.model(**inputs).logits
+
+    return Logits().eval()

@@ -1,0 +1,145 @@
+"""Target `openvino`: Intel's runtime on one CPU thread, one static graph per shape, weights shared by all shapes.
+
+The model is converted once. A compiled shape is exported without weights (0.5 to 1.2 MB for MiniLM); loading imports it
+over the one weights file, which the kernel maps once for all processes. Import never runs the compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile.compilations import count_calls
+from compile.errors import ArtifactError, CompileError, DeviceError
+from compile.shapes import Shape
+from compile.targets import EncoderBatch, check_shape
+from compile.targets.cpu import cpu_kind, has_bf16
+from compile.targets.encoders import cpu_candidates, example_inputs, input_names, load_encoder
+
+GRAPH, WEIGHTS, BLOB = "model.xml", "model.bin", "shape.blob"
+
+
+@functools.cache
+def _openvino() -> Any:
+    """The package, with every `compile_model` of this process counted from here on."""
+    os.environ.setdefault("OPENVINO_TELEMETRY_OPT_OUT", "1")
+    import openvino
+
+    count_calls(openvino.Core, "compile_model")  # openvino.compile_model goes through it too
+    return openvino
+
+
+def _config(precision: str) -> dict[str, Any]:
+    """One stream on one unpinned thread: the worker's own CPU affinity decides which core runs it."""
+    return {
+        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": 1,
+        "ENABLE_CPU_PINNING": False,
+        "CACHE_MODE": "OPTIMIZE_SIZE",
+    }
+
+
+class OpenVinoTarget:
+    """See compile.targets.Target."""
+
+    name = "openvino"
+    precisions = ("bf16", "fp32")
+
+    def unavailable(self) -> str | None:
+        if importlib.util.find_spec("openvino") is None:
+            return "the package openvino is not installed; `pip install openvino`"
+        return None
+
+    def default_precision(self) -> str:
+        return "bf16" if has_bf16() else "fp32"
+
+    def supports(self, precision: str) -> str | None:
+        if precision not in self.precisions:
+            return f"{self.name} has no precision {precision!r}; choose one of: {', '.join(self.precisions)}"
+        if precision == "bf16" and not has_bf16():
+            return f"this CPU ({cpu_kind()}) has no bf16 instructions; choose fp32"
+        return None
+
+    def versions(self) -> dict[str, str]:
+        return {name: importlib.metadata.version(name) for name in ("openvino", "torch", "transformers")}
+
+    def machine(self) -> str:
+        return cpu_kind()
+
+    def candidates(self, max_length: int) -> list[Shape]:
+        return cpu_candidates(max_length)
+
+    def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path:
+        prepared = work_dir / "openvino"
+        if (prepared / WEIGHTS).is_file():
+            return prepared
+        openvino = _openvino()
+        names = input_names(model_dir)
+        try:
+            model = openvino.convert_model(load_encoder(model_dir), example_input=example_inputs(names))
+        except RuntimeError as error:
+            raise CompileError(f"openvino cannot convert {model_dir}: {error}") from error
+        partial = work_dir / "openvino.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        openvino.save_model(model, partial / GRAPH, compress_to_fp16=False)
+        partial.rename(prepared)
+        return prepared
+
+    def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None:
+        core = _openvino().Core()
+        try:
+            # From a path, because only constants that were read from a file can be left out of the blob.
+            model = core.read_model(prepared_dir / GRAPH)
+            model.reshape({port.any_name: [shape.batch, shape.length] for port in model.inputs})
+            blob = core.compile_model(model, "CPU", _config(precision)).export_model()
+        except RuntimeError as error:
+            raise CompileError(f"openvino: {shape} {precision}: {error}") from error
+        (out_dir / BLOB).write_bytes(blob.getvalue())
+        shutil.copyfile(prepared_dir / WEIGHTS, out_dir / WEIGHTS)
+
+    def load(self, artifact_dir: Path, shape: Shape, precision: str) -> OpenVinoExecutable:
+        core = _openvino().Core()
+        config = {**_config(precision), "WEIGHTS_PATH": str(artifact_dir / WEIGHTS)}
+        try:
+            blob = io.BytesIO((artifact_dir / BLOB).read_bytes())
+            compiled = core.import_model(blob, "CPU", config)
+        except (OSError, RuntimeError) as error:
+            raise ArtifactError(f"openvino: {shape} {precision}: {error}") from error
+        wrong = [port.any_name for port in compiled.inputs if tuple(port.shape) != (shape.batch, shape.length)]
+        if wrong:
+            raise ArtifactError(f"openvino: the artifact was not compiled for {shape}: inputs {', '.join(wrong)}")
+        return OpenVinoExecutable(shape, compiled)
+
+
+class OpenVinoExecutable:
+    """See compile.targets.Executable."""
+
+    def __init__(self, shape: Shape, compiled: Any) -> None:
+        self.shape = shape
+        known = {"input_ids", "attention_mask", "token_type_ids"}
+        self._names = [next(iter(known & set(port.names))) for port in compiled.inputs]
+        self._request = compiled.create_infer_request()
+
+    def run(self, batch: EncoderBatch) -> NDArray[np.float32]:
+        check_shape(batch, self.shape)
+        try:
+            inputs = [np.ascontiguousarray(getattr(batch, name)) for name in self._names]
+            outputs = self._request.infer(inputs, share_inputs=True, share_outputs=False)
+            return np.array(outputs[0], np.float32)
+        except RuntimeError as error:
+            raise DeviceError(f"openvino: {self.shape}: {error}") from error
+
+
+target = OpenVinoTarget()
