@@ -10,7 +10,8 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,15 +34,15 @@ class AirflowEndpoint:
 
     url: str
     username: str
-    password: str
-    environment: Mapping[str, str]
+    password: str = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
 
     def client(self) -> AirflowClient:
         return AirflowClient(self.url, self.username, self.password)
 
 
 @contextlib.contextmanager
-def local_airflow(  # noqa: PLR0913 - keywords
+def local_airflow(
     data_dir: Path,
     database_url: str,
     dags_dir: Path,
@@ -72,9 +73,8 @@ def local_airflow(  # noqa: PLR0913 - keywords
             processes[name] = stack.enter_context(kept(argv, log, env=env, cwd=data_dir, grace_s=20))
         client = endpoint.client()
         for name, process in processes.items():
-            part = name.replace("-", "_")
-            log = data_dir / f"{name}.log"
-            wait_ready(process, f"Airflow's {name}", log, lambda part=part: _healthy(client, part), timeout_s=180)
+            ready = partial(_healthy, client, name.replace("-", "_"))
+            wait_ready(process, f"Airflow's {name}", data_dir / f"{name}.log", ready, timeout_s=180)
         for name, slots in pools.items():
             client.set_pool(name, slots, "one place per core")
         yield endpoint

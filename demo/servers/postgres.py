@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psycopg2
+import psycopg
+from psycopg.sql import SQL, Identifier
 
 from demo.servers.process import ServerError, kept, wait_ready
 
@@ -35,11 +35,9 @@ class PostgresEndpoint:
         """SQLAlchemy URL with the psycopg2 driver."""
         return f"postgresql+psycopg2://postgres:@/{self.database}?host={self.socket_dir}"
 
-    def connect(self) -> Any:
-        """A psycopg2 connection that commits every statement."""
-        connection = psycopg2.connect(host=str(self.socket_dir), user="postgres", dbname=self.database)
-        connection.autocommit = True
-        return connection
+    def connect(self) -> psycopg.Connection:
+        """A connection that commits every statement."""
+        return psycopg.connect(host=str(self.socket_dir), user="postgres", dbname=self.database, autocommit=True)
 
 
 @contextlib.contextmanager
@@ -118,10 +116,9 @@ def _answers(endpoint: PostgresEndpoint) -> bool:
     """Whether the server answers; creates the database when it does and there is none."""
     try:
         with contextlib.closing(PostgresEndpoint(endpoint.socket_dir, "postgres").connect()) as connection:
-            cursor = connection.cursor()
-            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (endpoint.database,))
-            if cursor.fetchone() is None:
-                cursor.execute(f'CREATE DATABASE "{endpoint.database}"')
-    except psycopg2.OperationalError:
+            known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (endpoint.database,))
+            if known.fetchone() is None:
+                connection.execute(SQL("CREATE DATABASE {}").format(Identifier(endpoint.database)))
+    except psycopg.OperationalError:
         return False
     return True
