@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import string
 import zoneinfo
 from pathlib import Path
@@ -64,7 +65,13 @@ class Input(_Strict):
     def _check(self) -> Input:
         if (self.text is None) == (self.template is None):
             raise ValueError("give either text (a column) or template (several columns)")
-        taken = [name for name in self.keep if name in RESERVED_COLUMNS]
+        bad = [name for name in self.keep if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", name)]
+        if bad or len({name.lower() for name in self.keep}) != len(self.keep):
+            raise ValueError(
+                f"keep: {bad[0] if bad else list(self.keep)!r}: an output column's name is letters, digits and _, does "
+                "not start with __, and differs from the others by more than case; name it {column: ..., type: ...}"
+            )
+        taken = [name for name in self.keep if name.lower() in RESERVED_COLUMNS]
         if taken:
             raise ValueError(
                 f"keep: {taken[0]!r} is an output column of its own; keep it under another name, "

@@ -140,11 +140,11 @@ class RangeReader(io.RawIOBase):
 
 def _make_backend(scheme: str, uri: str) -> Backend:
     if scheme == "s3":
-        from pipeline.objects_s3 import S3Objects
+        from pipeline.objects.s3 import S3Objects
 
         return S3Objects()
     if scheme == "file":
-        from pipeline.objects_local import LocalObjects
+        from pipeline.objects.local import LocalObjects
 
         return LocalObjects()
     raise StorageError(f"{uri}: unknown scheme {scheme!r}; use s3://bucket/key or a local path")

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from pipeline.errors import StorageError
 from pipeline.objects import ObjectInfo
-from pipeline.objects_local import changed_error
+from pipeline.objects.local import changed_error
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -1,0 +1,47 @@
+"""What every step is given: the job, the date, the object store and where this machine keeps its cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.job import Job
+from pipeline.layout import Layout
+from pipeline.objects import Objects
+
+
+def _silent(message: str) -> None:
+    del message
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Made once in the CLI and passed in; a step reads nothing else of its surroundings."""
+
+    job: Job
+    ds: str
+    objects: Objects
+    cache_dir: Path
+    say: Callable[[str], None] = field(default=_silent)
+    """Takes one line of progress for a person."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.job.output.uri)
+
+    @property
+    def artifacts_uri(self) -> str:
+        return self.job.artifacts or self.layout.artifacts
+
+    @property
+    def workers(self) -> int:
+        return self.job.workers or len(os.sched_getaffinity(0))
+
+
+def default_cache_dir() -> Path:
+    """LENGTHWISE_CACHE, or the user's cache folder: models and artifacts, safe to delete at any time."""
+    named = os.environ.get("LENGTHWISE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(named) if named else Path(base) / "lengthwise"

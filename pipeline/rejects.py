@@ -1,0 +1,133 @@
+"""Which rows cannot be predicted, and why: the closed list of reasons and the rules that find them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.job import Input
+from pipeline.values import cast_value
+
+REASONS = {
+    "malformed_json": "the line is not valid JSON",
+    "not_an_object": "the line is JSON, but not an object with columns",
+    "malformed_csv": "the record has more or fewer fields than the header, or broken quoting",
+    "invalid_utf8": "the bytes are not UTF-8",
+    "lone_surrogate": "the text holds half of a surrogate pair, which no UTF-8 text can",
+    "line_too_long": "the line is over 16 MiB",
+    "missing_column": "the row lacks a column that the job names",
+    "null_text": "a text column is null",
+    "wrong_type": "a text column is not text",
+    "missing_id": "the id column is null or not a scalar",
+    "bad_kept_value": "a kept column's value does not fit its declared type",
+    "too_long": "the row has more tokens than max_length and the job's truncation is reject",
+    "no_tokens": "the text has no token at all",
+    "nan_logits": "the model returned NaN or infinity for this row",
+}
+"""Reason code -> what it means. A code is never renamed: readers query it."""
+
+MAX_PAYLOAD_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Why a row was not predicted."""
+
+    stage: str
+    """read, tokenize or infer."""
+    reason: str
+    message: str
+    payload: str
+    """The original row as far as it could be read, at most MAX_PAYLOAD_CHARS characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What a valid row brings to the tokenizer and to the output."""
+
+    text: str
+    pair: str | None
+    row_id: str | None
+    kept: tuple[Any, ...]
+    """In the order of the job's `keep`."""
+
+
+def reject(stage: str, reason: str, message: str, original: Any) -> Reject:
+    """A reject with a bounded, printable payload."""
+    assert reason in REASONS
+    if isinstance(original, bytes):
+        text = original[: MAX_PAYLOAD_CHARS * 4].decode("utf-8", errors="backslashreplace")
+    elif isinstance(original, str):
+        text = original[:MAX_PAYLOAD_CHARS]
+    else:
+        text = json.dumps(original, default=str, ensure_ascii=False)
+    safe = text[:MAX_PAYLOAD_CHARS].encode("utf-8", errors="backslashreplace").decode()
+    return Reject(stage, reason, message, safe[:MAX_PAYLOAD_CHARS])
+
+
+def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
+    """The one place that decides whether a row may be tokenised."""
+    fault = _missing(values, spec)
+    if fault is not None:
+        return fault
+    texts: list[str] = []
+    for column in spec.text_columns():
+        text = _text(values, column, plain=spec.template is None or column == spec.pair)
+        if isinstance(text, Reject):
+            return text
+        texts.append(text)
+    pair = texts.pop() if spec.pair is not None else None
+    row_id = _row_id(values, spec)
+    if isinstance(row_id, Reject):
+        return row_id
+    kept = []
+    for name, wanted in spec.keep.items():
+        try:
+            kept.append(cast_value(values.get(wanted.column), wanted.type))
+        except ValueError as error:
+            return reject("read", "bad_kept_value", f"column {wanted.column!r}, kept as {name!r}: {error}", values)
+    text = texts[0]
+    if spec.template is not None:
+        text = spec.template.format(**dict(zip(spec.template_columns(), texts, strict=True)))
+    return Accepted(text, pair, row_id, tuple(kept))
+
+
+def _missing(values: Mapping[str, Any], spec: Input) -> Reject | None:
+    for column in (*spec.text_columns(), *([spec.id] if spec.id else [])):
+        if column not in values:
+            return reject("read", "missing_column", f"no column {column!r}", values)
+    return None
+
+
+def _text(values: Mapping[str, Any], column: str, plain: bool) -> str | Reject:
+    """The column as text; a template also takes numbers and booleans."""
+    value = values[column]
+    if value is None:
+        return reject("read", "null_text", f"column {column!r} is null", values)
+    if not plain and isinstance(value, int | float):
+        value = cast_value(value, "string")
+    if not isinstance(value, str):
+        return reject("read", "wrong_type", f"column {column!r} is {type(value).__name__}, not text", values)
+    return _encodable(value, column, values)
+
+
+def _encodable(value: str, column: str, values: Mapping[str, Any]) -> str | Reject:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        # csv is read with surrogateescape, which maps an invalid byte 0xNN to U+DCNN.
+        escaped = 0xDC80 <= ord(value[error.start]) <= 0xDCFF
+        reason = "invalid_utf8" if escaped else "lone_surrogate"
+        return reject("read", reason, f"column {column!r}, character {error.start}", values)
+    return value
+
+
+def _row_id(values: Mapping[str, Any], spec: Input) -> str | Reject | None:
+    if spec.id is None:
+        return None
+    value = values[spec.id]
+    if value is None or not isinstance(value, str | int) or isinstance(value, bool):
+        return reject("read", "missing_id", f"id column {spec.id!r} is {value!r}", values)
+    return _encodable(str(value), spec.id, values)

@@ -1,0 +1,70 @@
+"""The run plan: all that the later steps need to know, stored once under the run's fingerprint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from compile.shapes import ShapePlan
+from pipeline.job import Job, parse_job
+from pipeline.objects import Objects
+from pipeline.shards import Range, Shard
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Frozen when a run is planned; a job file that is edited during a run changes nothing of it."""
+
+    fingerprint: str
+    job: Job
+    ds: str
+    snapshot_uri: str
+    tokens_uri: str
+    splits: int
+    model_digest: str
+    labels: tuple[str, ...]
+    problem_type: str
+    pad_token_id: int
+    precision: str
+    shape_plan: ShapePlan
+    artifacts: tuple[str, ...]
+    """Artifact key per shape."""
+    shards: tuple[Shard, ...]
+
+    @property
+    def uri(self) -> str:
+        return f"{self.job.output.uri}/_lengthwise/runs/{self.fingerprint}"
+
+    def to_json(self) -> dict[str, Any]:
+        data = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        data["job"] = self.job.model_dump(mode="json")
+        data["shape_plan"] = self.shape_plan.to_json()
+        data["shards"] = [
+            [shard.shape, [[part.split, part.start, part.stop] for part in shard.ranges]] for shard in self.shards
+        ]
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunPlan:
+        shards = tuple(
+            Shard(index, shape, tuple(Range(*part) for part in ranges))
+            for index, (shape, ranges) in enumerate(data["shards"])
+        )
+        converted = {
+            "job": parse_job(data["job"], "run plan"),
+            "shape_plan": ShapePlan.from_json(data["shape_plan"]),
+            "labels": tuple(data["labels"]),
+            "artifacts": tuple(data["artifacts"]),
+            "shards": shards,
+        }
+        return cls(**{**data, **converted})
+
+
+def plan_object(run_uri: str) -> str:
+    return f"{run_uri}/plan.json"
+
+
+def load_run(objects: Objects, run_uri: str) -> RunPlan:
+    return RunPlan.from_json(json.loads(objects.get(plan_object(run_uri))))

@@ -1,0 +1,97 @@
+"""Step 1, snapshot: list the night's objects and pin them, before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.context import Context
+from pipeline.digests import digest
+from pipeline.errors import JobError
+from pipeline.objects import ObjectInfo, Objects
+from pipeline.sources import object_format, source_units
+from pipeline.splits import Piece, Split, Unit, gather
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The pinned input of one partition."""
+
+    ds: str
+    objects: tuple[ObjectInfo, ...]
+    formats: tuple[str, ...]
+    """One of the job's formats per object."""
+    splits: tuple[Split, ...]
+
+    @property
+    def digest(self) -> str:
+        """Two runs over the same objects have the same digest; the way they are cut is part of it."""
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Snapshot:
+        return cls(
+            ds=data["ds"],
+            objects=tuple(ObjectInfo(**item) for item in data["objects"]),
+            formats=tuple(data["formats"]),
+            splits=tuple(
+                Split(item["index"], tuple(Piece(**piece) for piece in item["pieces"])) for item in data["splits"]
+            ),
+        )
+
+
+def take_snapshot(context: Context) -> tuple[str, Snapshot]:
+    """Pin the input and store the snapshot under its digest; returns its URI and itself.
+
+    Raises JobError when there are no input objects and the job says `when_missing: fail`.
+    """
+    input_uri = context.job.input.uri.replace("{ds}", context.ds)
+    objects = list_input(context.objects, input_uri)
+    if not objects and context.job.input.when_missing == "fail":
+        raise JobError(
+            f"{input_uri}: no input objects for ds={context.ds}; check the URI, wait for the night's data, "
+            "or set input.when_missing: empty to publish an empty partition"
+        )
+    formats = [object_format(info.uri, context.job.input.format) for info in objects]
+    splits = gather(_units(context, objects, formats))
+    snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits))
+    uri = context.layout.snapshot(context.ds, snapshot.digest)
+    context.objects.put_new(uri, json.dumps(snapshot.to_json()).encode())
+    size = sum(info.size_bytes for info in objects)
+    context.say(f"snapshot: {len(objects)} objects, {size / 1e6:.1f} MB, {len(splits)} splits")
+    return uri, snapshot
+
+
+def load_snapshot(objects: Objects, uri: str) -> Snapshot:
+    return Snapshot.from_json(json.loads(objects.get(uri)))
+
+
+def list_input(objects: Objects, uri: str) -> list[ObjectInfo]:
+    """Objects that a URI means: a prefix ending in `/`, a glob, or one object.
+
+    Names that start with `_` or `.` are bookkeeping of other tools, empty objects are folder markers: neither is data.
+    """
+    stem = re.split(r"[*?[]", uri, maxsplit=1)[0]
+    if stem != uri:
+        found = [info for info in objects.list_info(stem) if fnmatch.fnmatchcase(info.uri, uri)]
+    else:
+        found = [info for info in objects.list_info(uri) if uri.endswith("/") or info.uri == uri]
+    base = stem[: stem.rindex("/") + 1] if "/" in stem else ""
+    return [info for info in found if info.size_bytes and not _hidden(info.uri[len(base) :])]
+
+
+def _hidden(relative: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in relative.split("/"))
+
+
+def _units(context: Context, objects: list[ObjectInfo], formats: list[str]) -> Iterator[Unit]:
+    for index, (info, name) in enumerate(zip(objects, formats, strict=True)):
+        yield from source_units(context.objects, info, name, index, context.job.input)

@@ -1,0 +1,57 @@
+"""classify: logits to label and score, for one label, several labels or a single regression value."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+MULTI_LABEL_THRESHOLD = 0.5
+"""A label of a multi-label model is given when its probability reaches this, as in transformers' examples."""
+
+
+class Classify:
+    """single_label: softmax; multi_label: sigmoid per label; regression: the logit itself."""
+
+    def fields(self, labels: tuple[str, ...], problem_type: str, all_scores: bool) -> list[pa.Field]:
+        score = pa.field("score", pa.float32())
+        if problem_type == "regression":
+            return [score]
+        fields = [pa.field("label", pa.string()), score]
+        if problem_type == "multi_label":
+            fields.append(pa.field("labels", pa.list_(pa.string())))
+        if all_scores:
+            fields.append(pa.field("scores", pa.list_(pa.float32())))
+        return fields
+
+    def columns(
+        self, logits: NDArray[np.float32], labels: tuple[str, ...], problem_type: str, all_scores: bool
+    ) -> list[pa.Array]:
+        if problem_type == "regression":
+            return [pa.array(logits[:, 0], pa.float32())]
+        scores = _sigmoid(logits) if problem_type == "multi_label" else _softmax(logits)
+        best = scores.argmax(axis=1)
+        columns = [
+            pa.array([labels[index] for index in best], pa.string()),
+            pa.array(scores[np.arange(len(scores)), best], pa.float32()),
+        ]
+        if problem_type == "multi_label":
+            given = [[labels[index] for index in np.flatnonzero(row >= MULTI_LABEL_THRESHOLD)] for row in scores]
+            columns.append(pa.array(given, pa.list_(pa.string())))
+        if all_scores:
+            columns.append(pa.array(list(scores), pa.list_(pa.float32())))
+        return columns
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """In float64 and row by row, so that a row's bytes depend on its own logits only."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    scores: NDArray[np.float32] = (shifted / shifted.sum(axis=1, keepdims=True)).astype(np.float32)
+    return scores
+
+
+def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+
+
+task = Classify()
