@@ -62,6 +62,9 @@ class Target(Protocol):
     def versions(self) -> dict[str, str]:
         """Packages whose version can change the compiled bytes or the results."""
 
+    def options(self, precision: str) -> dict[str, str]:
+        """Settings of the toolchain that can change the compiled bytes or the results."""
+
     def machine(self) -> str:
         """Machine kind that compiled code is tied to; empty when it runs anywhere."""
 

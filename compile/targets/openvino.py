@@ -74,6 +74,9 @@ class OpenVinoTarget:
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in ("openvino", "torch", "transformers")}
 
+    def options(self, precision: str) -> dict[str, str]:
+        return {name: str(value) for name, value in _config(precision).items()}
+
     def machine(self) -> str:
         return cpu_kind()
 

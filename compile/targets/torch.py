@@ -46,6 +46,9 @@ class TorchTarget:
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
 
+    def options(self, precision: str) -> dict[str, str]:
+        return {}
+
     def machine(self) -> str:
         return cpu_kind()
 
