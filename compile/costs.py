@@ -1,0 +1,102 @@
+"""What one batch of a shape costs in seconds: measured where an artifact was built, fitted where it was not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile.artifacts import ArtifactStore
+from compile.model import ModelInfo
+from compile.shapes import Shape
+from compile.targets import Target
+
+MIN_POINTS = 4
+"""Measured shapes below which the defaults' form is kept and only scaled: a fit of three numbers needs more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """seconds = per_batch + per_token * slot_tokens + per_token_length * slot_tokens * length.
+
+    The last term is attention, whose work per token grows with the length of the row.
+    """
+
+    per_batch: float
+    per_token: float
+    per_token_length: float
+
+    def seconds(self, shape: Shape) -> float:
+        return float(_features(shape) @ np.array([self.per_batch, self.per_token, self.per_token_length]))
+
+
+DEFAULTS = {
+    "openvino": Coefficients(6e-4, 4.9e-5, 4.4e-8),
+    "onnxruntime": Coefficients(6e-4, 1.1e-4, 1.9e-7),
+    "torch": Coefficients(3e-3, 2.1e-4, 1.7e-7),
+}
+"""Of a 6-layer encoder of width 384 on one server core of 2024. Their ratios choose a first plan; builds then measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of one execution per shape, on one machine kind, for one model at one precision."""
+
+    fitted: Coefficients
+    measured: Mapping[Shape, float] = field(default_factory=dict)
+
+    def seconds(self, shape: Shape) -> tuple[float, bool]:
+        """Seconds of one batch, and whether they were measured (True) or come from the fit (False)."""
+        found = self.measured.get(shape)
+        return (found, True) if found is not None else (self.fitted.seconds(shape), False)
+
+
+def default_costs(target_name: str) -> CostModel:
+    """Costs for planning when nothing was measured yet; an unknown target gets those of `openvino`."""
+    return CostModel(DEFAULTS.get(target_name, DEFAULTS["openvino"]))
+
+
+def fit_costs(measured: Mapping[Shape, float], default: Coefficients) -> CostModel:
+    """A model through measured shapes. Few points only scale `default`; no point leaves it as it is."""
+    points = {shape: seconds for shape, seconds in sorted(measured.items()) if seconds > 0}
+    if not points:
+        return CostModel(default)
+    seconds = np.array(list(points.values()))
+    if len(points) < MIN_POINTS or len({shape.length for shape in points}) < 3:
+        scale = float(np.median(seconds / np.array([default.seconds(shape) for shape in points])))
+        scaled = Coefficients(default.per_batch * scale, default.per_token * scale, default.per_token_length * scale)
+        return CostModel(scaled, points)
+    rows = np.array([_features(shape) for shape in points]) / seconds[:, None]
+    return CostModel(Coefficients(*_least_squares(rows)), points)
+
+
+def job_costs(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> CostModel:
+    """Costs from what the store's artifacts measured for this target, machine kind, model and precision."""
+    wanted = (target.name, target.machine(), model.digest, precision)
+    measured: dict[Shape, list[float]] = {}
+    for manifest in store.list():
+        spec = manifest.spec
+        if (spec.target, spec.machine, spec.model_digest, spec.precision) == wanted and manifest.timing:
+            measured.setdefault(spec.shape, []).append(manifest.timing.median_s)
+    medians = {shape: float(np.median(values)) for shape, values in measured.items()}
+    return fit_costs(medians, default_costs(target.name).fitted)
+
+
+def _features(shape: Shape) -> NDArray[np.float64]:
+    return np.array([1.0, shape.slot_tokens, shape.slot_tokens * shape.length])
+
+
+def _least_squares(rows: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Non-negative x that minimises |rows @ x - 1|, so relative errors: the best over all choices of zero terms."""
+    best, best_error = np.zeros(3), np.inf
+    for size in (3, 2, 1):
+        for chosen in itertools.combinations(range(3), size):
+            solution = np.zeros(3)
+            solution[list(chosen)] = np.linalg.lstsq(rows[:, chosen], np.ones(len(rows)), rcond=None)[0]
+            error = float(np.square(rows @ solution - 1).sum())
+            if (solution >= 0).all() and error < best_error:
+                best, best_error = solution, error
+    return float(best[0]), float(best[1]), float(best[2])
