@@ -70,13 +70,13 @@ class AirflowClient:
 
     def set_pool(self, name: str, slots: int, description: str) -> None:
         """Create the pool, or give it this size."""
-        pool = {"name": name, "slots": slots, "description": description, "include_deferred": False}
+        pool = {"slots": slots, "description": description, "include_deferred": False}
         try:
-            self.call("POST", "/pools", pool)
+            self.call("POST", "/pools", {"name": name} | pool)
         except ApiError as error:
             if error.status != 409:
                 raise
-            self.call("PATCH", f"/pools/{name}", {"slots": slots}, update_mask="slots")
+            self.call("PATCH", f"/pools/{name}", {"pool": name} | pool)
 
     def has_dag(self, dag_id: str) -> bool:
         """Whether the DAG was read and has no import error."""

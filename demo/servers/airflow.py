@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -65,6 +66,7 @@ def local_airflow(
     env = inherited | dict(environment) | settings
     endpoint = AirflowEndpoint(f"http://127.0.0.1:{port}", _USER, login["password"], env)
     _migrate(data_dir, env)
+    started = datetime.now(UTC)
     with contextlib.ExitStack() as stack:
         processes = {}
         for name, arguments in _PARTS.items():
@@ -73,20 +75,24 @@ def local_airflow(
             processes[name] = stack.enter_context(kept(argv, log, env=env, cwd=data_dir, grace_s=20))
         client = endpoint.client()
         for name, process in processes.items():
-            ready = partial(_healthy, client, name.replace("-", "_"))
+            ready = partial(_healthy, client, name.replace("-", "_"), started)
             wait_ready(process, f"Airflow's {name}", data_dir / f"{name}.log", ready, timeout_s=180)
         for name, slots in pools.items():
             client.set_pool(name, slots, "one place per core")
         yield endpoint
 
 
-def _healthy(client: AirflowClient, part: str) -> bool:
+def _healthy(client: AirflowClient, part: str, since: datetime) -> bool:
+    """Whether a part works now; the last signs of life of the run before are no sign of it."""
     try:
         health = client.health()
     except (OSError, ApiError):
         return False
     # The api-server reports on the others; that it answers is its own health.
-    return part == "api_server" or health[part]["status"] == "healthy"
+    if part == "api_server":
+        return True
+    beat = health[part][f"latest_{part}_heartbeat"]
+    return health[part]["status"] == "healthy" and beat is not None and datetime.fromisoformat(beat) > since
 
 
 def _secrets(data_dir: Path) -> dict[str, str]:
