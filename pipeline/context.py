@@ -16,6 +16,10 @@ def _silent(message: str) -> None:
     del message
 
 
+def _still(rows: int) -> None:
+    del rows
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Made once in the CLI and passed in; a step reads nothing else of its surroundings."""
@@ -26,6 +30,8 @@ class Context:
     cache_dir: Path
     say: Callable[[str], None] = field(default=_silent)
     """Takes one line of progress for a person."""
+    advance: Callable[[int], None] = field(default=_still)
+    """Takes the number of rows that were just inferred."""
 
     @property
     def layout(self) -> Layout:

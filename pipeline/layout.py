@@ -35,14 +35,18 @@ class Layout:
     def snapshot(self, ds: str, digest: str) -> str:
         return f"{self.state}/snapshots/ds={ds}/{digest}.json"
 
-    def tokens(self, key: str) -> str:
-        return f"{self.state}/tokens/{key}"
+    def tokens(self, ds: str, key: str) -> str:
+        return f"{self.state}/tokens/ds={ds}/{key}"
 
     def shape_plan(self, key: str) -> str:
         return f"{self.state}/shape_plans/{key}.json"
 
-    def run(self, fingerprint: str) -> str:
-        return f"{self.state}/runs/{fingerprint}"
+    def run(self, ds: str, fingerprint: str) -> str:
+        return f"{self.state}/runs/ds={ds}/{fingerprint}"
+
+    def work(self, ds: str) -> list[str]:
+        """Folders of a partition's finished work: all of it can be made again."""
+        return [f"{self.state}/{folder}/ds={ds}/" for folder in ("runs", "tokens", "snapshots")]
 
 
 def token_object(tokens_uri: str, split: int, name: str) -> str:

@@ -7,8 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from compile.model import ModelInfo
 from compile.shapes import ShapePlan
 from pipeline.job import Job, parse_job
+from pipeline.layout import Layout
 from pipeline.objects import Objects
 from pipeline.shards import Range, Shard
 
@@ -22,24 +24,28 @@ class RunPlan:
     ds: str
     snapshot_uri: str
     tokens_uri: str
-    splits: int
-    model_digest: str
-    labels: tuple[str, ...]
-    problem_type: str
-    pad_token_id: int
+    model: ModelInfo
     precision: str
     shape_plan: ShapePlan
     artifacts: tuple[str, ...]
     """Artifact key per shape."""
     shards: tuple[Shard, ...]
+    row_offsets: tuple[tuple[int, ...], ...]
+    """Per split and piece, rows of the same object before it."""
+
+    @property
+    def parts(self) -> int:
+        """Output parts: one per split, and one without rows for an empty night."""
+        return max(1, len(self.row_offsets))
 
     @property
     def uri(self) -> str:
-        return f"{self.job.output.uri}/_lengthwise/runs/{self.fingerprint}"
+        return Layout(self.job.output.uri).run(self.ds, self.fingerprint)
 
     def to_json(self) -> dict[str, Any]:
         data = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         data["job"] = self.job.model_dump(mode="json")
+        data["model"] = dataclasses.asdict(self.model)
         data["shape_plan"] = self.shape_plan.to_json()
         data["shards"] = [
             [shard.shape, [[part.split, part.start, part.stop] for part in shard.ranges]] for shard in self.shards
@@ -55,7 +61,8 @@ class RunPlan:
         converted = {
             "job": parse_job(data["job"], "run plan"),
             "shape_plan": ShapePlan.from_json(data["shape_plan"]),
-            "labels": tuple(data["labels"]),
+            "model": ModelInfo(**{**data["model"], "labels": tuple(data["model"]["labels"])}),
+            "row_offsets": tuple(tuple(offsets) for offsets in data["row_offsets"]),
             "artifacts": tuple(data["artifacts"]),
             "shards": shards,
         }

@@ -1,4 +1,4 @@
-"""How the accepted rows become shards of one shape, and which worker starts with which. Pure: prefix sums, no data moved."""
+"""How accepted rows become shards of one shape, and which worker starts with which. Pure: no data is moved."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,6 +133,7 @@ def _store(context: Context, split: Split, tokens_uri: str, gathered: _SplitRows
         token_dtype=dtype,
         rows=len(gathered.tokens) + len(gathered.rejects),
         rejects=len(gathered.rejects),
+        reasons=dict(Counter(record[3] for record in gathered.rejects)),
         truncated_rows=int((records["truncated"] > 0).sum()),
         truncated_tokens=int(records["truncated"].sum()),
         piece_rows=tuple(gathered.piece_rows),

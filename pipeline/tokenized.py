@@ -31,6 +31,8 @@ class SplitCounts:
     rows: int
     """Rows read: accepted and rejected."""
     rejects: int
+    reasons: dict[str, int]
+    """Rejects per reason code."""
     truncated_rows: int
     truncated_tokens: int
     piece_rows: tuple[int, ...]

@@ -1,0 +1,5 @@
+"""`python -m pipeline` is `lengthwise`."""
+
+from pipeline.cli import main
+
+main()

@@ -1,0 +1,140 @@
+"""The whole flow on one machine: the steps in order, with workers as processes, one per core."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from compile.errors import ArtifactError
+from pipeline import steps
+from pipeline.building import require_frozen_artifacts
+from pipeline.context import Context
+from pipeline.cores import ONE_THREAD
+from pipeline.errors import JobError, LengthwiseError, WorkerError
+from pipeline.layout import shard_object
+from pipeline.processes import StepProcess
+from pipeline.run_plan import load_run
+
+_ROUNDS_WITHOUT_PROGRESS = 2
+"""A worker that dies is replaced; rounds in which no shard is finished at all are not repeated beyond this."""
+
+
+class Progress(Protocol):
+    """A bar over rows; the CLI draws one on a terminal."""
+
+    def __call__(self, total_rows: int) -> contextlib.AbstractContextManager[Callable[[int], None]]: ...
+
+
+@contextlib.contextmanager
+def no_bar(total_rows: int) -> Iterator[Callable[[int], None]]:
+    del total_rows
+    yield lambda rows: None
+
+
+def check_ds(ds: str) -> str:
+    """A date as YYYY-MM-DD. Raises JobError."""
+    try:
+        if datetime.date.fromisoformat(ds).isoformat() == ds:
+            return ds
+    except ValueError:
+        pass
+    raise JobError(f"--ds {ds!r} is not a date; write YYYY-MM-DD, for example 2026-11-30")
+
+
+def prepare(context: Context) -> dict[str, Any]:
+    """Snapshot, tokenise and plan in this process; the plan step's result."""
+    taken = steps.snapshot(context)
+    steps.tokenize(context, taken["snapshot"])
+    return steps.plan(context, taken["snapshot"])
+
+
+def run(context: Context, job_file: Path, bar: Progress = no_bar) -> dict[str, Any]:
+    """All eight steps; returns the report. Safe to call again after any failure: finished work is reused."""
+    if context.job.compile == "never":
+        require_frozen_artifacts(context)
+    planned = prepare(context)
+    if planned["published"]:
+        context.say(f"ds={context.ds} is published already with this fingerprint; nothing to do")
+    else:
+        build(context, job_file, planned["run"])
+        infer(context, job_file, planned["run"], bar)
+        steps.publish(context, planned["run"])
+        steps.commit(context, planned["run"])
+    return steps.report(context, planned["run"])
+
+
+def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
+    """The compile step, in a process of its own: toolchains are large and stay in memory."""
+    process = StepProcess(_arguments(context, job_file, "compile", run_uri), {}, context.say, lambda rows: None)
+    code, result = process.wait()
+    if code:
+        raise _child_error("compile", code, process)
+    return result
+
+
+def infer(context: Context, job_file: Path, run_uri: str, bar: Progress = no_bar) -> None:
+    """Workers until every shard has its result; a worker that dies is replaced, what it had finished stays."""
+    planned = load_run(context.objects, run_uri)
+    missing = _missing(context, run_uri)
+    fruitless = 0
+    with bar(sum(planned.shards[index].rows for index in missing)) as advance:
+        while missing:
+            count = min(context.workers, len(missing))
+            processes = [
+                StepProcess(
+                    [*_arguments(context, job_file, "infer", run_uri), "--index", str(index), "--of", str(count)],
+                    ONE_THREAD,
+                    context.say,
+                    advance,
+                )
+                for index in range(count)
+            ]
+            failures = _wait_all(processes)
+            before, missing = missing, _missing(context, run_uri)
+            fruitless = fruitless + 1 if len(missing) == len(before) else 0
+            if missing and (fruitless >= _ROUNDS_WITHOUT_PROGRESS or _final(failures)):
+                code, process = failures[0] if failures else (1, processes[0])
+                raise _child_error("infer", code, process, f"{len(missing)} shards are left; ")
+            if missing:
+                context.say(f"infer: a worker ended early; {len(missing)} shards are left, starting again")
+
+
+def _wait_all(processes: list[StepProcess]) -> list[tuple[int, StepProcess]]:
+    try:
+        codes = [process.wait()[0] for process in processes]
+    except BaseException:
+        for process in processes:
+            process.stop()
+        raise
+    return [(code, process) for code, process in zip(codes, processes, strict=True) if code]
+
+
+def _final(failures: list[tuple[int, StepProcess]]) -> bool:
+    """A wrong job or an unfit artifact stays so; a signal or a storage error may pass."""
+    return any(code in (JobError.exit_code, 4) for code, _ in failures)
+
+
+def _missing(context: Context, run_uri: str) -> list[int]:
+    planned = load_run(context.objects, run_uri)
+    present = set(context.objects.list(f"{run_uri}/shards/"))
+    return [shard.index for shard in planned.shards if shard_object(run_uri, shard.index) not in present]
+
+
+def _arguments(context: Context, job_file: Path, step: str, run_uri: str) -> list[str]:
+    return [step, "--job", str(job_file), "--ds", context.ds, "--run", run_uri]
+
+
+def _child_error(step: str, code: int, process: StepProcess, detail: str = "") -> LengthwiseError | ArtifactError:
+    """The child's own error, as the type that its exit code stands for."""
+    told = [line.removeprefix("error: ") for line in process.errors if line.startswith("error: ")]
+    message = "\n".join(told) or "\n".join(list(process.errors)[-5:]) or f"exit code {code}"
+    if code == 4:
+        return ArtifactError(message)
+    for kind in LengthwiseError.__subclasses__():
+        if kind.exit_code == code:
+            return kind(message)
+    ended = f"was ended by signal {-code} (9 is often: out of memory)" if code < 0 else f"failed with exit code {code}"
+    return WorkerError(f"the {step} step {ended}; {detail}what is finished is kept, run again.\n{message}")

@@ -1,0 +1,162 @@
+"""Step 8, report: what every second and dollar bought, derived from the manifest, the plan and the event log alone."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.commit import Manifest
+from pipeline.context import Context
+from pipeline.events import read_events, union_seconds
+from pipeline.publish import parquet_bytes
+from pipeline.run_plan import RunPlan
+
+STEPS = ("snapshot", "tokenize", "plan", "compile", "infer", "publish", "commit")
+
+
+def make_report(context: Context, plan: RunPlan, manifest: Manifest, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The report of a committed run. Seconds are wall-clock, over all attempts, with overlaps counted once."""
+    shards = _distinct_shards(events)
+    seconds = {step: union_seconds(_intervals(events, step)) for step in STEPS}
+    total = sum(seconds.values())
+    slot_tokens = sum(event["slot_tokens"] for event in shards)
+    price = plan.job.price_per_hour
+    cost = None if price is None else total / 3600 * price
+    return {
+        "job": plan.job.name,
+        "ds": plan.ds,
+        "fingerprint": plan.fingerprint,
+        "model": plan.job.model.uri,
+        "target": plan.job.target,
+        "precision": plan.precision,
+        "rows": manifest.rows,
+        "predicted": manifest.predicted,
+        "rejected": manifest.rejected,
+        "reject_reasons": manifest.reasons,
+        "truncated_rows": manifest.truncated_rows,
+        "truncated_tokens": manifest.truncated_tokens,
+        "real_tokens": manifest.real_tokens,
+        "slot_tokens": slot_tokens,
+        "padding_efficiency": manifest.real_tokens / slot_tokens if slot_tokens else None,
+        "seconds": {step: round(value, 3) for step, value in seconds.items()},
+        "total_seconds": round(total, 3),
+        "rows_per_second": manifest.predicted / total if total else None,
+        "infer_rows_per_second": manifest.predicted / seconds["infer"] if seconds["infer"] else None,
+        "infer_predicted_seconds": _predicted_seconds(plan, shards),
+        "infer_execute_seconds": round(sum(event["execute_s"] for event in shards), 3),
+        "compilations_in_infer": sum(e.get("compilations", 0) for e in events if e["event"] == "infer"),
+        "repeated_shards": sum(event["event"] == "shard" for event in events) - len(shards),
+        "cores": _cores(events, seconds["infer"]),
+        "shapes": _shapes(plan, shards),
+        "price_per_hour": price,
+        "cost": cost,
+        "cost_per_million_rows": cost / manifest.predicted * 1e6 if cost is not None and manifest.predicted else None,
+    }
+
+
+def write_report(context: Context, plan: RunPlan, manifest: Manifest) -> dict[str, Any]:
+    """Write report.json and the partition's row of the metrics table; returns the report."""
+    snapshot_events = plan.snapshot_uri.removesuffix(".json") + "/events/"
+    events = read_events(context.objects, snapshot_events) + read_events(context.objects, f"{plan.uri}/events/")
+    report = make_report(context, plan, manifest, events)
+    context.objects.put(context.layout.report(context.ds), json.dumps(report, indent=1).encode())
+    metrics = context.layout.partition("metrics", context.ds) + "part-00000.parquet"
+    context.objects.put(metrics, parquet_bytes(_metrics_table(report)))
+    return report
+
+
+def load_report(context: Context) -> dict[str, Any] | None:
+    """The last report of the partition; None when it was never published."""
+    try:
+        report: dict[str, Any] = json.loads(context.objects.get(context.layout.report(context.ds)))
+    except FileNotFoundError:
+        return None
+    return report
+
+
+def _intervals(events: list[dict[str, Any]], step: str) -> list[tuple[float, float]]:
+    return [(event["started"], event["ended"]) for event in events if event["event"] == step]
+
+
+def _distinct_shards(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One event per shard: the one whose result counts, else the first (a result whose event was lost has none)."""
+    best: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] == "shard" and (event["shard"] not in best or event["created"]):
+            best[event["shard"]] = event
+    return [best[index] for index in sorted(best)]
+
+
+def _predicted_seconds(plan: RunPlan, shards: list[dict[str, Any]]) -> float:
+    """What the shape plan's costs say that the executed batches take, in seconds of one core."""
+    seconds = {str(shape): cost for shape, cost in zip(plan.shape_plan.shapes, plan.shape_plan.seconds, strict=True)}
+    total: float = sum(event["batches"] * seconds[event["shape"]] for event in shards)
+    return round(total, 3)
+
+
+def _cores(events: list[dict[str, Any]], infer_seconds: float) -> list[dict[str, Any]]:
+    """Per core, the share of the infer step's seconds in which it executed batches."""
+    busy: dict[tuple[str, int], float] = defaultdict(float)
+    shards: dict[tuple[str, int], int] = defaultdict(int)
+    for event in events:
+        if event["event"] == "shard":
+            core = (event["host"], event["core"])
+            busy[core] += event["execute_s"]
+            shards[core] += 1
+    return [
+        {
+            "host": host,
+            "core": core,
+            "shards": shards[host, core],
+            "execute_seconds": round(busy[host, core], 3),
+            "busy_share": busy[host, core] / infer_seconds if infer_seconds else None,
+        }
+        for host, core in sorted(busy)
+    ]
+
+
+def _shapes(plan: RunPlan, shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for index, shape in enumerate(plan.shape_plan.shapes):
+        own = [event for event in shards if event["shape"] == str(shape)]
+        slot, real = (sum(event[name] for event in own) for name in ("slot_tokens", "real_tokens"))
+        found.append(
+            {
+                "shape": str(shape),
+                "artifact": plan.artifacts[index],
+                "rows": sum(event["rows"] for event in own),
+                "batches": sum(event["batches"] for event in own),
+                "slot_tokens": slot,
+                "real_tokens": real,
+                "padding_efficiency": real / slot if slot else None,
+                "execute_seconds": round(sum(event["execute_s"] for event in own), 3),
+                "predicted_batch_seconds": plan.shape_plan.seconds[index],
+                "measured": plan.shape_plan.measured[index],
+            }
+        )
+    return found
+
+
+def _metrics_table(report: dict[str, Any]) -> pa.Table:
+    """One row a night; the same columns every night, so that SQL over all of them works."""
+    types = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+    columns: dict[str, tuple[type, Any]] = {
+        name: (kind, report[name])
+        for kind, names in {
+            str: ("job", "fingerprint", "model", "target", "precision"),
+            int: (
+                "rows", "predicted", "rejected", "truncated_rows", "truncated_tokens", "real_tokens", "slot_tokens",
+                "compilations_in_infer", "repeated_shards",
+            ),
+            float: (
+                "padding_efficiency", "total_seconds", "rows_per_second", "infer_rows_per_second",
+                "infer_execute_seconds", "infer_predicted_seconds", "price_per_hour", "cost", "cost_per_million_rows",
+            ),
+        }.items()
+        for name in names
+    }  # fmt: skip
+    columns |= {f"{step}_seconds": (float, report["seconds"][step]) for step in STEPS}
+    return pa.table({name: pa.array([value], types[kind]) for name, (kind, value) in columns.items()})

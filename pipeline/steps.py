@@ -1,0 +1,174 @@
+"""The eight steps as functions of plain arguments and results: what `lengthwise run` and the DAG's tasks both call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.building import compile_run
+from pipeline.commit import commit_run, committed, is_published, sweep
+from pipeline.context import Context
+from pipeline.cores import available_cores, leased_core
+from pipeline.errors import WorkerError
+from pipeline.events import EventLog, timed
+from pipeline.infer import infer_shards
+from pipeline.layout import shard_object
+from pipeline.models import job_model
+from pipeline.planning import plan_run
+from pipeline.publish import publish_split
+from pipeline.report import load_report, write_report
+from pipeline.run_plan import RunPlan, load_run
+from pipeline.snapshot import Snapshot, load_snapshot, take_snapshot
+from pipeline.tokenize import tokenize_split, tokens_key
+from pipeline.tokenizer import Tokenizer
+
+
+@contextmanager
+def _snapshot_step(context: Context, step: str, uri: str, index: int = 0) -> Iterator[dict[str, Any]]:
+    """Events before the run has a fingerprint lie beside the snapshot."""
+    log = EventLog(context.objects, uri.removesuffix(".json") + "/events/", step=step, index=index)
+    with timed(log, step) as fields:
+        yield fields
+
+
+@contextmanager
+def _run_step(context: Context, step: str, plan: RunPlan, index: int = 0) -> Iterator[tuple[EventLog, dict[str, Any]]]:
+    log = EventLog(context.objects, f"{plan.uri}/events/", step=step, index=index)
+    with timed(log, step) as fields:
+        yield log, fields
+
+
+def _resume(context: Context, run_uri: str) -> tuple[Context, RunPlan]:
+    """The run and its own job: a job file that was edited since the run was planned does not mix into it."""
+    planned = load_run(context.objects, run_uri)
+    return dataclasses.replace(context, job=planned.job, ds=planned.ds), planned
+
+
+def snapshot(context: Context) -> dict[str, Any]:
+    """Pin the night's input: {snapshot, splits, objects, size_bytes, workers}."""
+    uri, taken = take_snapshot(context)
+    with _snapshot_step(context, "snapshot", uri):
+        size = sum(info.size_bytes for info in taken.objects)
+    return {
+        "snapshot": uri,
+        "splits": len(taken.splits),
+        "objects": len(taken.objects),
+        "size_bytes": size,
+        "workers": context.workers,
+    }
+
+
+def tokenize(context: Context, snapshot_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
+    """Tokenise splits index, index + of, ...: {rows, rejects}."""
+    taken = load_snapshot(context.objects, snapshot_uri)
+    with _snapshot_step(context, "tokenize", snapshot_uri, index) as fields:
+        folder, model = job_model(context)
+        tokenizer = Tokenizer(folder, context.job.max_length, context.job.truncation)
+        tokens_uri = context.layout.tokens(context.ds, tokens_key(context, taken, model))
+        counts = [
+            tokenize_split(context, taken, split, tokens_uri, tokenizer, model.vocab_size)
+            for split in taken.splits[index::of]
+        ]
+        result = {"rows": sum(item.rows for item in counts), "rejects": sum(item.rejects for item in counts)}
+        fields.update(result)
+    return result
+
+
+def plan(context: Context, snapshot_uri: str) -> dict[str, Any]:
+    """Plan the run: {run, fingerprint, shards, shapes, parts, workers, published}."""
+    taken: Snapshot = load_snapshot(context.objects, snapshot_uri)
+    with _snapshot_step(context, "plan", snapshot_uri):
+        planned = plan_run(context, snapshot_uri, taken)
+    return {
+        "run": planned.uri,
+        "fingerprint": planned.fingerprint,
+        "shards": len(planned.shards),
+        "shapes": [str(shape) for shape in planned.shape_plan.shapes],
+        "parts": planned.parts,
+        "workers": context.workers,
+        "published": is_published(context, planned),
+    }
+
+
+def compile_artifacts(context: Context, run_uri: str) -> dict[str, Any]:
+    """Build the artifacts that the run lacks: {built, reused}."""
+    context, planned = _resume(context, run_uri)
+    with _run_step(context, "compile", planned) as (_, fields):
+        result = compile_run(context, planned)
+        fields.update(result)
+    return result
+
+
+def infer(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
+    """Work as one of `of` workers on a leased core: {shards, rows, compilations}."""
+    context, planned = _resume(context, run_uri)
+    if is_published(context, planned) or not planned.shards:
+        return {"shards": 0, "rows": 0, "compilations": 0}
+    lease = leased_core(available_cores(), context.say)
+    with lease as core, _run_step(context, "infer", planned, index) as (log, fields):
+        result = infer_shards(context, planned, index, of, core, log)
+        fields.update(result, core=core)
+    return result
+
+
+def publish(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
+    """Stage the parts of splits index, index + of, ...: {rows, predicted, rejected}."""
+    context, planned = _resume(context, run_uri)
+    if is_published(context, planned):
+        return {"rows": 0, "predicted": 0, "rejected": 0}
+    _require_shards(context, planned)
+    with _run_step(context, "publish", planned, index) as (_, fields):
+        taken = load_snapshot(context.objects, planned.snapshot_uri)
+        done = [publish_split(context, planned, taken, split) for split in range(index, planned.parts, of)]
+        result = {name: sum(getattr(item, name) for item in done) for name in ("rows", "predicted", "rejected")}
+        fields.update(result)
+    return result
+
+
+def _require_shards(context: Context, planned: RunPlan) -> None:
+    present = set(context.objects.list(f"{planned.uri}/shards/"))
+    missing = [shard.index for shard in planned.shards if shard_object(planned.uri, shard.index) not in present]
+    staged = len(context.objects.list(f"{planned.uri}/summaries/")) == planned.parts
+    if missing and not staged:
+        raise WorkerError(
+            f"{len(missing)} of {len(planned.shards)} shards have no result yet; run the infer step again"
+        )
+
+
+def commit(context: Context, run_uri: str) -> dict[str, Any]:
+    """Make the partition visible: {rows, predicted, rejected, uri, fingerprint}."""
+    context, planned = _resume(context, run_uri)
+    if not is_published(context, planned):
+        with _run_step(context, "commit", planned):
+            commit_run(context, planned)
+    manifest = commit_run(context, planned)
+    return {
+        "rows": manifest.rows,
+        "predicted": manifest.predicted,
+        "rejected": manifest.rejected,
+        "uri": context.layout.partition("predictions", context.ds),
+        "fingerprint": manifest.fingerprint,
+    }
+
+
+def report(context: Context, run_uri: str) -> dict[str, Any]:
+    """Write the report, sweep what the run no longer needs; the report of an earlier commit of the run stays."""
+    context, planned = _resume(context, run_uri)
+    found = load_report(context)
+    manifest = committed(context)
+    if manifest is None or manifest.fingerprint != planned.fingerprint:
+        raise WorkerError(f"ds={context.ds}: run {planned.fingerprint} is not committed; run the commit step")
+    if found is None or found["fingerprint"] != planned.fingerprint:
+        found = write_report(context, planned, manifest)
+    sweep(context, planned)
+    return found
+
+
+def forget(context: Context) -> None:
+    """Start the partition over: its finished work goes; what readers see stays until the new version replaces it."""
+    for folder in context.layout.work(context.ds):
+        for uri in context.objects.list(folder):
+            context.objects.delete(uri)
+    context.objects.delete(context.layout.manifest(context.ds))
