@@ -38,7 +38,7 @@ DEFAULTS = {
     "onnxruntime": Coefficients(6e-4, 1.1e-4, 1.9e-7),
     "torch": Coefficients(3e-3, 2.1e-4, 1.7e-7),
 }
-"""Of a 6-layer encoder of width 384 on one server core of 2024. Their ratios choose a first plan; builds then measure."""
+"""Of a 6-layer encoder of width 384 on a server core of 2024. Their ratios choose a first plan; builds then measure."""
 
 
 @dataclass(frozen=True, slots=True)

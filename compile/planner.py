@@ -57,7 +57,7 @@ def plan_shapes(
 
 
 def powers_of_two(max_length: int, costs: Costs, slot_tokens: int = 1024, shortest: int = 16) -> ShapePlan:
-    """The usual buckets: lengths that double up to `max_length`, about `slot_tokens` each, for when nothing is known."""
+    """The usual buckets: lengths that double up to `max_length`, `slot_tokens` each, for when nothing is known."""
     lengths = [shortest]
     while lengths[-1] < max_length:
         lengths.append(lengths[-1] * 2)

@@ -17,6 +17,7 @@ from compile.shapes import Shape
 TARGETS = {
     "openvino": "compile.targets.openvino",
     "torch": "compile.targets.torch",
+    "onnxruntime": "compile.targets.onnxruntime",
 }
 """Name in a job file -> module with a `target` attribute. A target's heavy imports stay inside its functions."""
 
@@ -49,6 +50,8 @@ class Target(Protocol):
     name: str
     precisions: tuple[str, ...]
     """Accepted names, best first where the machine supports it."""
+    on_cpu: bool
+    """Whether the calling thread does the work, so that its processor seconds are what a batch costs."""
 
     def unavailable(self) -> str | None:
         """Why this machine cannot compile or run for the target, in a sentence; None when it can."""

@@ -33,3 +33,12 @@ def cpu_kind() -> str:
 def has_bf16() -> bool:
     """Whether the CPU multiplies bf16 in hardware; without it bf16 is emulated and slower than fp32."""
     return bool({"amx_bf16", "avx512_bf16"} & set(cpu_fields().get("flags", "").split()))
+
+
+def unsupported_on_cpu(target: str, precisions: tuple[str, ...], precision: str) -> str | None:
+    """Why this CPU cannot run a target's precision, in a sentence; None when it can."""
+    if precision not in precisions:
+        return f"{target} has no precision {precision!r}; choose one of: {', '.join(precisions)}"
+    if precision == "bf16" and not has_bf16():
+        return f"this CPU ({cpu_kind()}) has no bf16 instructions; choose fp32"
+    return None

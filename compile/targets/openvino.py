@@ -23,7 +23,7 @@ from compile.compilations import count_calls
 from compile.errors import ArtifactError, CompileError, DeviceError
 from compile.shapes import Shape
 from compile.targets import EncoderBatch, check_shape
-from compile.targets.cpu import cpu_kind, has_bf16
+from compile.targets.cpu import cpu_kind, has_bf16, unsupported_on_cpu
 from compile.targets.encoders import cpu_candidates, example_inputs, input_names, load_encoder
 
 GRAPH, WEIGHTS, BLOB = "model.xml", "model.bin", "shape.blob"
@@ -50,11 +50,31 @@ def _config(precision: str) -> dict[str, Any]:
     }
 
 
+LOWEST = -3.38e38
+"""A mask value that bf16 can hold; float32's lowest, -3.4028e38, would round to minus infinity."""
+
+
+def _keep_finite_in_bf16(model: Any) -> None:
+    """Raise float32's lowest number, where a model masks with it, to LOWEST.
+
+    DeBERTa masks whole padding rows: a softmax over nothing but minus infinity is NaN, and that spreads to real rows.
+    """
+    from openvino import opset13
+
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and node.get_element_type().is_real():
+            values = node.data
+            if values.size <= 16 and (np.isfinite(values) & (values < LOWEST)).any():
+                raised = np.where(np.isfinite(values), np.maximum(values, LOWEST), values).astype(values.dtype)
+                node.output(0).replace(opset13.constant(raised).output(0))
+
+
 class OpenVinoTarget:
     """See compile.targets.Target."""
 
     name = "openvino"
     precisions = ("bf16", "fp32")
+    on_cpu = True
 
     def unavailable(self) -> str | None:
         if importlib.util.find_spec("openvino") is None:
@@ -65,11 +85,7 @@ class OpenVinoTarget:
         return "bf16" if has_bf16() else "fp32"
 
     def supports(self, precision: str) -> str | None:
-        if precision not in self.precisions:
-            return f"{self.name} has no precision {precision!r}; choose one of: {', '.join(self.precisions)}"
-        if precision == "bf16" and not has_bf16():
-            return f"this CPU ({cpu_kind()}) has no bf16 instructions; choose fp32"
-        return None
+        return unsupported_on_cpu(self.name, self.precisions, precision)
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in ("openvino", "torch", "transformers")}
@@ -93,6 +109,7 @@ class OpenVinoTarget:
             model = openvino.convert_model(load_encoder(model_dir), example_input=example_inputs(names))
         except RuntimeError as error:
             raise CompileError(f"openvino cannot convert {model_dir}: {error}") from error
+        _keep_finite_in_bf16(model)
         partial = work_dir / "openvino.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -17,7 +17,7 @@ from compile.errors import ArtifactError, CompileError, DeviceError, ModelError
 from compile.model import weight_files
 from compile.shapes import Shape
 from compile.targets import EncoderBatch, check_shape
-from compile.targets.cpu import cpu_kind, has_bf16
+from compile.targets.cpu import cpu_kind, unsupported_on_cpu
 from compile.targets.encoders import cpu_candidates, input_names, load_encoder
 
 
@@ -26,6 +26,7 @@ class TorchTarget:
 
     name = "torch"
     precisions = ("fp32", "bf16")
+    on_cpu = True
 
     def unavailable(self) -> str | None:
         for package in ("torch", "transformers"):
@@ -37,11 +38,7 @@ class TorchTarget:
         return "fp32"
 
     def supports(self, precision: str) -> str | None:
-        if precision not in self.precisions:
-            return f"{self.name} has no precision {precision!r}; choose one of: {', '.join(self.precisions)}"
-        if precision == "bf16" and not has_bf16():
-            return f"this CPU ({cpu_kind()}) has no bf16 instructions; choose fp32"
-        return None
+        return unsupported_on_cpu(self.name, self.precisions, precision)
 
     def versions(self) -> dict[str, str]:
         return {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
