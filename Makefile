@@ -1,0 +1,39 @@
+# The commands of this repository. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help env lock lint test test-slow demo airflow clean
+VENV := .venv
+RUN := $(VENV)/bin/python
+# What pytest is given, for example: make test PYTEST_ARGS="-k planner -x"
+PYTEST_ARGS ?=
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "make %-10s %s\n", $$1, $$2}'
+
+env: $(VENV)/.ready ## make the environment in .venv (PYTHON=... names a Python 3.11)
+
+$(VENV)/.ready: requirements.lock requirements-data.lock pyproject.toml scripts/make_env.sh
+	@VENV=$(VENV) scripts/make_env.sh
+
+lock: ## resolve requirements*.in into the lock files
+	@VENV=$(VENV) scripts/make_env.sh lock
+
+lint: env ## ruff (rules and format) and mypy --strict
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy --strict -p pipeline -p compile -p demo dags/lengthwise_jobs.py
+
+test: env ## the test suite
+	$(RUN) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: env ## the tests that take minutes each
+	$(RUN) -m pytest -m slow $(PYTEST_ARGS)
+
+demo: env ## three nights of real reviews through S3, Airflow and DuckDB on this machine
+	@$(RUN) -m demo.run
+
+airflow: env ## the demo's servers, left running until Ctrl-C
+	@$(RUN) -m demo.run --serve
+
+clean: ## remove the environment, the demo's data and all caches
+	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
