@@ -20,6 +20,8 @@ Exit codes: 0 done; 1 unexpected error; 2 the job file or an argument is wrong; 
 add up; 130 interrupted (run again to continue).
 """
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="lengthwise",
     help="Nightly batch inference over datasets in S3, in planned static shapes.",
@@ -251,17 +253,17 @@ def main() -> NoReturn:
     die_with_parent()
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        app(standalone_mode=True)
-    except KeyboardInterrupt:
-        code = _fail("interrupted; what is finished is kept, run the same command to continue", 130)
+        app()
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:  # typer has turned the KeyboardInterrupt into this
+            _fail("interrupted; what is finished is kept, run the same command to continue", _INTERRUPTED)
+        raise
     except Exception as error:
         known = _exit_code(error)
         if known is None:
             raise
-        code = _fail(str(error), known)
-    else:
-        code = 0
-    sys.exit(code)
+        sys.exit(_fail(str(error), known))
+    raise AssertionError("unreachable: app() exits")
 
 
 def _fail(message: str, code: int) -> int:
