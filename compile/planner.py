@@ -1,19 +1,20 @@
-"""Which few shapes cost least for a histogram of lengths: exact dynamic programming over the given costs."""
+"""Which few shapes cost least for a histogram of lengths, and what a plan costs: exact for the given costs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.remainders import executed_batches
+from compile.search import Options, cheapest
 from compile.shapes import Shape, ShapePlan
 
 
 class Costs(Protocol):
-    """Seconds of one batch; see compile.costs.CostModel."""
+    """Seconds of one batch, and whether they were measured; see compile.costs.CostModel."""
 
     def seconds(self, shape: Shape) -> tuple[float, bool]: ...
 
@@ -29,31 +30,38 @@ def plan_shapes(
 ) -> ShapePlan:
     """The cheapest plan of at most `max_graphs` shapes whose longest holds `max_length` tokens.
 
-    `counts[n]` is the number of rows of n tokens, int64 (lengths,). A shape's rows run in full batches and one partial
-    batch, which costs as much as a full one. `fixed_seconds` adds a price per chosen shape, for instance compile
+    `counts[n]` is the number of rows of n tokens, int64 (lengths,). A partial batch costs as much as a full one and
+    runs where it is cheapest (compile.remainders). `fixed_seconds` adds a price per chosen shape, for instance compile
     seconds divided by the nights that they are to pay off in. Equal costs are broken the same way in every run.
     Raises ValueError when a row or `max_length` fits no candidate.
     """
     if max_graphs < 1:
         raise ValueError(f"a plan needs at least one graph, not {max_graphs}")
-    table = _table(counts, costs, candidates, max_length, fixed_seconds or {})
-    last = len(table.lengths)
-    best = np.full((max_graphs + 1, last + 1), np.inf)
-    best[0, 0] = 0.0
-    came_from = np.zeros((max_graphs + 1, last + 1), np.int64)
-    for graphs in range(1, max_graphs + 1):
-        # segment[i, j]: seconds of rows between boundaries i and j when they run in the shape that ends at j.
-        through = best[graphs - 1][:, None] + table.segment
-        came_from[graphs, 1:] = through.argmin(axis=0)
-        best[graphs, 1:] = through.min(axis=0)
-    graphs = int(best[1:, last].argmin()) + 1
-    chosen: list[Shape] = []
-    end = last
-    while graphs > 0:
-        start = int(came_from[graphs, end])
-        chosen.append(table.shape(start, end))
-        end, graphs = start, graphs - 1
-    return make_plan(chosen[::-1], costs)
+    _check_counts(counts, max_length)
+    last = min((shape.length for shape in candidates if shape.length >= max_length), default=None)
+    if last is None:
+        raise ValueError(f"no candidate shape holds {max_length} tokens")
+    fixed = fixed_seconds or {}
+    # Per length the cheapest per row first, so that a shape without rows tonight serves a later night best.
+    shapes = sorted(
+        {shape for shape in candidates if shape.length <= last},
+        key=lambda shape: (shape.length, costs.seconds(shape)[0] / shape.batch, shape.batch),
+    )
+    lengths = sorted({shape.length for shape in shapes})
+    boundary_of = {length: index for index, length in enumerate(lengths, start=1)}
+    options = Options(
+        below=np.array([0, *(_rows_up_to(counts, length) for length in lengths)], np.int64),
+        boundary=np.array([boundary_of[shape.length] for shape in shapes], np.int64),
+        batch=np.array([shape.batch for shape in shapes], np.int64),
+        seconds=np.array([costs.seconds(shape)[0] for shape in shapes]),
+        fixed=np.array([fixed.get(shape, 0.0) for shape in shapes]),
+    )
+
+    def total(chosen: Sequence[int]) -> float:
+        plan = make_plan([shapes[index] for index in chosen], costs)
+        return predicted_seconds(plan, counts) + float(options.fixed[list(chosen)].sum())
+
+    return make_plan([shapes[index] for index in cheapest(options, max_graphs, total)], costs)
 
 
 def powers_of_two(max_length: int, costs: Costs, slot_tokens: int = 1024, shortest: int = 16) -> ShapePlan:
@@ -72,17 +80,16 @@ def make_plan(shapes: Sequence[Shape], costs: Costs) -> ShapePlan:
 
 
 def rows_per_shape(plan: ShapePlan, counts: NDArray[np.int64]) -> list[int]:
-    """Rows that go to each shape. Raises ValueError when rows are longer than the longest."""
-    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    stops = [int(ends[min(shape.length + 1, len(counts))]) for shape in plan.shapes]
-    if stops[-1] != int(ends[-1]):
-        raise ValueError(f"{int(ends[-1]) - stops[-1]} rows exceed the plan's longest shape, {plan.shapes[-1]}")
+    """Rows whose length goes to each shape. Raises ValueError when rows are longer than the longest."""
+    stops = [_rows_up_to(counts, shape.length) for shape in plan.shapes]
+    if stops[-1] != int(counts.sum()):
+        raise ValueError(f"{int(counts.sum()) - stops[-1]} rows exceed the plan's longest shape, {plan.shapes[-1]}")
     return [stop - start for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
 
-def executions(plan: ShapePlan, counts: NDArray[np.int64]) -> list[int]:
-    """Batches of each shape, the partial one included."""
-    return [-(-rows // shape.batch) for rows, shape in zip(rows_per_shape(plan, counts), plan.shapes, strict=True)]
+def executions(plan: ShapePlan, counts: NDArray[np.int64]) -> tuple[int, ...]:
+    """Batches of each shape, partial ones included and placed where they cost least."""
+    return executed_batches(rows_per_shape(plan, counts), plan)
 
 
 def predicted_seconds(plan: ShapePlan, counts: NDArray[np.int64]) -> float:
@@ -92,55 +99,19 @@ def predicted_seconds(plan: ShapePlan, counts: NDArray[np.int64]) -> float:
 
 def padding_efficiency(plan: ShapePlan, counts: NDArray[np.int64]) -> float:
     """Real tokens / slot tokens, 1.0 for no rows."""
-    slots = sum(number * shape.slot_tokens for number, shape in zip(executions(plan, counts), plan.shapes, strict=True))
+    numbers = executions(plan, counts)
+    slots = sum(number * shape.slot_tokens for number, shape in zip(numbers, plan.shapes, strict=True))
     real = int((np.arange(len(counts)) * counts).sum())
     return real / slots if slots else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Boundaries 0..n, where boundary j > 0 stands for the candidate length `lengths[j - 1]`."""
-
-    lengths: list[int]
-    segment: NDArray[np.float64]
-    """(n + 1, n): seconds of the rows above boundary i up to boundary j + 1; infinite where i > j."""
-    batch: NDArray[np.int64]
-    """(n + 1, n): the batch that takes those seconds."""
-
-    def shape(self, start: int, end: int) -> Shape:
-        return Shape(length=self.lengths[end - 1], batch=int(self.batch[start, end - 1]))
-
-
-def _table(
-    counts: NDArray[np.int64],
-    costs: Costs,
-    candidates: Sequence[Shape],
-    max_length: int,
-    fixed_seconds: Mapping[Shape, float],
-) -> _Table:
+def _check_counts(counts: NDArray[np.int64], max_length: int) -> None:
     if counts.ndim != 1 or (counts < 0).any():
         raise ValueError("counts must be one row of numbers of at least 0")
     longest_row = int(np.flatnonzero(counts)[-1]) if counts.any() else 0
     if longest_row > max_length:
         raise ValueError(f"there are rows of {longest_row} tokens, above the largest length of {max_length}")
-    last_length = min((shape.length for shape in candidates if shape.length >= max_length), default=None)
-    if last_length is None:
-        raise ValueError(f"no candidate shape holds {max_length} tokens")
-    by_length: dict[int, list[Shape]] = {}
-    for shape in sorted(set(candidates)):
-        if shape.length <= last_length:
-            by_length.setdefault(shape.length, []).append(shape)
-    lengths = sorted(by_length)
-    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    below = np.array([0, *(ends[min(length + 1, len(counts))] for length in lengths)])
-    segment = np.full((len(lengths) + 1, len(lengths)), np.inf)
-    batch = np.zeros_like(segment, dtype=np.int64)
-    for column, length in enumerate(lengths):
-        rows = below[column + 1] - below[: column + 1]
-        # Cheapest per row first, so that a shape without rows tonight gets the batch that serves a later night best.
-        for shape in sorted(by_length[length], key=lambda each: (costs.seconds(each)[0] / each.batch, each)):
-            seconds = -(-rows // shape.batch) * costs.seconds(shape)[0] + fixed_seconds.get(shape, 0.0)
-            better = seconds < segment[: column + 1, column]
-            segment[: column + 1, column][better] = seconds[better]
-            batch[: column + 1, column][better] = shape.batch
-    return _Table(lengths, segment, batch)
+
+
+def _rows_up_to(counts: NDArray[np.int64], length: int) -> int:
+    return int(counts[: length + 1].sum())
