@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import hashlib
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from compile.shapes import Shape, canonical_json
 from compile.targets import Executable, Target
 
 CACHE_BYTES = 8 << 30
+GRACE_S = 86400.0
 FORMAT = 1
 """Of manifests and of the way artifacts are made; raising it makes every key new."""
 
@@ -156,6 +160,18 @@ class Manifest:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a `gc` did."""
+
+    artifacts: tuple[str, ...]
+    """Keys whose manifests were deleted."""
+    blobs: tuple[str, ...]
+    """Digests of deleted blobs."""
+    waiting: tuple[str, ...]
+    """Digests of unused blobs whose grace has not passed."""
+
+
 class ArtifactStore:
     """Artifacts in an object store, read through a cache on the local disk. Safe for any number of processes."""
 
@@ -239,11 +255,14 @@ class ArtifactStore:
             return manifest
         return self.manifest(spec.key) or manifest
 
+    def keys(self) -> list[str]:
+        """Every key that has a manifest, readable or not, sorted."""
+        return [uri.rsplit("/", 1)[1].removesuffix(".json") for uri in self.blobs.list(f"{self.uri}/manifests/")]
+
     def list(self) -> list[Manifest]:
         """Every readable manifest, by key."""
-        keys = [uri.rsplit("/", 1)[1].removesuffix(".json") for uri in self.blobs.list(f"{self.uri}/manifests/")]
         found = []
-        for key in keys:
+        for key in self.keys():
             try:
                 manifest = self.manifest(key)
             except ArtifactError:
@@ -252,9 +271,63 @@ class ArtifactStore:
                 found.append(manifest)
         return found
 
+    def verify(self, key: str) -> builtins.list[str]:
+        """What is wrong with an artifact, one sentence each, after reading all of its bytes; empty when it is sound."""
+        try:
+            manifest = self.manifest(key)
+        except ArtifactError as error:
+            return [str(error)]
+        if manifest is None:
+            return [f"artifact {key} does not exist in {self.uri}"]
+        wrong = [reason for reason in [manifest.unfit(manifest.spec)] if reason]
+        for name, file in manifest.files.items():
+            try:
+                data = self.blobs.get(self._blob_uri(file.sha256))
+            except FileNotFoundError:
+                wrong.append(f"{name} is missing: there is no blob {file.sha256}")
+                continue
+            if hashlib.sha256(data).hexdigest() != file.sha256:
+                wrong.append(f"{name} is damaged: blob {file.sha256} has other bytes")
+        return wrong
+
     def remove(self, key: str) -> None:
-        """Delete a manifest, so that the artifact no longer exists; `collect` frees its blobs."""
+        """Delete a manifest and blobs of it that are damaged; `gc` frees the sound ones, which others may share."""
+        try:
+            manifest = self.manifest(key)
+        except ArtifactError:
+            manifest = None
         self.blobs.delete(self._manifest_uri(key))
+        for file in manifest.files.values() if manifest else ():
+            uri = self._blob_uri(file.sha256)
+            with contextlib.suppress(FileNotFoundError):
+                if hashlib.sha256(self.blobs.get(uri)).hexdigest() != file.sha256:
+                    self.blobs.delete(uri)
+
+    def gc(self, keep: Collection[str], now_s: float, grace_s: float = GRACE_S) -> Collected:
+        """Delete all artifacts but `keep`, and blobs that no artifact has used since a `gc` at least `grace_s` ago.
+
+        The grace is for builders at work: they store blobs first and the manifest last. `now_s` is Unix time.
+        """
+        dropped = [key for key in self.keys() if key not in keep]
+        for key in dropped:
+            self.blobs.delete(self._manifest_uri(key))
+        stored = {uri.rsplit("/", 1)[1] for uri in self.blobs.list(f"{self.uri}/blobs/")}
+        unused = stored - {file.sha256 for manifest in self.list() for file in manifest.files.values()}
+        since = {sha256: seen for sha256, seen in self._unused_since().items() if sha256 in unused}
+        expired = sorted(sha256 for sha256 in unused if now_s - since.get(sha256, now_s) >= grace_s)
+        for sha256 in expired:
+            self.blobs.delete(self._blob_uri(sha256))
+        waiting = {sha256: since.get(sha256, now_s) for sha256 in sorted(unused.difference(expired))}
+        self.blobs.put(f"{self.uri}/unused.json", canonical_json(waiting))
+        return Collected(tuple(dropped), tuple(expired), tuple(waiting))
+
+    def _unused_since(self) -> dict[str, float]:
+        try:
+            return {
+                sha256: float(seen) for sha256, seen in json.loads(self.blobs.get(f"{self.uri}/unused.json")).items()
+            }
+        except (FileNotFoundError, ValueError):
+            return {}
 
     def _upload(self, manifest: Manifest, directory: Path) -> None:
         for name, file in manifest.files.items():
