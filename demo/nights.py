@@ -55,7 +55,7 @@ class Night:
     @property
     def expected_rejects(self) -> int:
         """Rows that no model can judge."""
-        return len(ODD_LINES) if self.odd else 0
+        return sum(reason is not None for reason in ODD_LINES.values()) if self.odd else 0
 
 
 NIGHTS = (
@@ -66,14 +66,14 @@ NIGHTS = (
 )
 """Three for the backfill, one more for a single run."""
 
-ODD_LINES = (
-    '{"review_id": "odd-null-text", "text": null, "source": "imdb", "label": 1}',
-    '{"review_id": "odd-empty-text", "text": "", "source": "imdb", "label": 0}',
-    '{"review_id": "odd-number-text", "text": 10, "source": "imdb", "label": 1}',
-    '{"review_id": "odd-no-text", "source": "rotten_tomatoes", "label": 0}',
-    '{"review_id": "odd-cut-short", "text": "The ending was',
-)
-"""What real feeds contain: a null, an empty text, a wrong type, a missing column, and a line whose writer died."""
+ODD_LINES = {
+    '{"review_id": "odd-null-text", "text": null, "source": "imdb", "label": 1}': "null_text",
+    '{"review_id": "odd-empty-text", "text": "", "source": "imdb", "label": 0}': None,
+    '{"review_id": "odd-number-text", "text": 10, "source": "imdb", "label": 1}': "wrong_type",
+    '{"review_id": "odd-no-text", "source": "rotten_tomatoes", "label": 0}': "missing_column",
+    '{"review_id": "odd-cut-short", "text": "The ending was': "malformed_json",
+}
+"""What real feeds contain, and why each line is rejected; None: an empty text is a text, the model has its say."""
 
 
 def write_nights(put: Callable[[str, bytes], None], prefix: str, nights: Iterable[Night] = NIGHTS) -> list[str]:
@@ -120,7 +120,7 @@ def night_files(night: Night, rows: list[Review]) -> Iterator[tuple[str, bytes]]
     share = -(-len(rows) // night.files)
     for part in range(night.files):
         records = [asdict(review) for review in rows[part * share : (part + 1) * share]]
-        yield f"reviews-{part}.{night.format}", encode(records, ODD_LINES if night.odd and part == 0 else ())
+        yield f"reviews-{part}.{night.format}", encode(records, tuple(ODD_LINES) if night.odd and part == 0 else ())
 
 
 def encode_parquet(records: list[dict[str, Any]], odd_lines: tuple[str, ...] = ()) -> bytes:

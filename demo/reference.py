@@ -71,9 +71,8 @@ def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def usable(row: dict[str, Any]) -> bool:
-    """Whether a row has a text to judge; the others are rejects."""
-    text = row.get("text")
-    return isinstance(text, str) and bool(text.strip())
+    """Whether a row has a text to judge, be it empty; the others are rejects."""
+    return isinstance(row.get("text"), str)
 
 
 def predict_night(model_dir: Path, folder: Path) -> dict[str, Prediction]:

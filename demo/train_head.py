@@ -94,12 +94,12 @@ def first_positions(layer: Any, hidden: Tensor, mask: Tensor, count: int) -> Ten
         return states.unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
 
     asking = hidden[:, :count]
+    # No dropout inside attention: torch has a fast kernel on CPU only without it, and the hidden states have theirs.
     context = nn.functional.scaled_dot_product_attention(
         heads(attention.query(asking)),
         heads(attention.key(hidden)),
         heads(attention.value(hidden)),
         attn_mask=mask[:, None, None, :],
-        dropout_p=attention.dropout.p if layer.training else 0.0,
     )
     attended = layer.attention.output(context.transpose(1, 2).flatten(2), asking)
     return layer.output(layer.intermediate(attended), attended)
