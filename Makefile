@@ -20,7 +20,8 @@ lock: ## resolve requirements*.in into the lock files
 lint: env ## ruff (rules and format) and mypy --strict
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy --strict -p pipeline -p compile -p demo dags/lengthwise_jobs.py
+	$(VENV)/bin/mypy --strict -p pipeline -p compile -p demo
+	$(VENV)/bin/mypy --strict dags/*.py
 
 test: env ## the test suite
 	$(RUN) -m pytest -m "not slow" $(PYTEST_ARGS)

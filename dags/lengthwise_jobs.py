@@ -40,8 +40,8 @@ PARAMS = {
     "fresh": Param(
         False,
         type="boolean",
-        title="Read the input anew",
-        description="Take a new snapshot of the input, where a re-run otherwise keeps the one it began with.",
+        title="Start over",
+        description="Forget the finished work of this night, which a run otherwise goes on from.",
     ),
 }
 DOC = """{description}

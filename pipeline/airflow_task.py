@@ -18,6 +18,8 @@ from datetime import datetime, timedelta, tzinfo
 from types import FrameType
 from typing import IO, Any
 
+from pipeline.processes import ADVANCE_PREFIX, PARENT_VARIABLE
+
 MAX_MAPPED_TASKS = 1000
 """Airflow's own limit is 1,024, and large maps slow its scheduler; a task does many shards instead."""
 _REFUSED = {2: "the job or its arguments", 3: "the reject budget", 4: "an artifact"}
@@ -82,8 +84,9 @@ def run_process(name: str, argv: list[str]) -> dict[str, Any]:
     group, and a SIGTERM to us is passed on to it. Raises StepRefusedError for exit codes 2 to 4 and StepFailedError
     for every other failure, with the last lines of its output.
     """
-    # The step has no business with Airflow's database, keys and connections.
-    env = {key: value for key, value in os.environ.items() if "AIRFLOW" not in key} | {"PYTHONUNBUFFERED": "1"}
+    # The step has no business with Airflow's database, keys and connections. It dies with us, even by kill -9.
+    env = {key: value for key, value in os.environ.items() if "AIRFLOW" not in key}
+    env |= {"PYTHONUNBUFFERED": "1", PARENT_VARIABLE: str(os.getpid())}
     log.info("%s: %s", name, shlex.join(argv))
     last_lines: deque[str] = deque(maxlen=_LAST_LINES)
     result: str | None = None
@@ -107,8 +110,9 @@ def run_process(name: str, argv: list[str]) -> dict[str, Any]:
 
 def _forward(stream: IO[str], last_lines: deque[str]) -> None:
     for line in stream:
-        log.info("%s", line.rstrip("\n"))
-        last_lines.append(line.rstrip("\n"))
+        if not line.startswith(ADVANCE_PREFIX):
+            log.info("%s", line.rstrip("\n"))
+            last_lines.append(line.rstrip("\n"))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,237 @@
+"""`make demo` and `make airflow`: the whole product on this machine, from an empty folder to an answer in SQL."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from demo.inputs import newest_scheduled_night, put_model, put_nights
+from demo.nights import NIGHTS
+from demo.progress import Progress, RunFailedError, night_of
+from demo.query import POSITIVE_SHARE, positive_share
+from demo.servers.airflow import AirflowEndpoint, local_airflow
+from demo.servers.postgres import local_postgres
+from demo.servers.process import ServerError, free_ports, tail
+from demo.servers.seaweed import S3Endpoint, local_s3
+
+ROOT = Path(__file__).parents[1]
+JOB = ROOT / "jobs" / "reviews_sentiment.yaml"
+DAG_ID = "reviews_sentiment"
+BACKFILL = [night.ds for night in NIGHTS[:3]]
+_RUNS_TIMEOUT_S = 900
+
+
+class DemoError(Exception):
+    """Something that the demo started failed; the message says what, with the end of its output."""
+
+
+@dataclass(slots=True)
+class Teller:
+    """Plain lines with the seconds since the start."""
+
+    started: float = field(default_factory=time.monotonic)
+
+    def __call__(self, text: str) -> None:
+        sys.stdout.write(f"[{time.monotonic() - self.started:6.1f} s] {text}\n")
+        sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What runs: S3, and Airflow with PostgreSQL behind it; `environment` reaches the S3."""
+
+    s3: S3Endpoint
+    airflow: AirflowEndpoint
+    environment: Mapping[str, str]
+
+
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Hold the folder: two servers over one server's data would destroy it. Raises DemoError when it is taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DemoError(f"another `make demo` or `make airflow` uses {folder}; end it first") from None
+        yield
+
+
+def preferred_port(port: int) -> int:
+    """The port that people know, where it is free, else another."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return free_ports(1)[0]
+    return port
+
+
+@contextlib.contextmanager
+def running_stack(folder: Path, say: Teller) -> Iterator[Stack]:
+    """Start everything, with inputs in S3 and the shapes compiled; on exit all of it has ended."""
+    again = " (with the data of the last run)" if (folder / "s3").exists() else ""
+    with local_s3(folder / "s3", port=preferred_port(8333)) as s3:
+        say(f"S3 (SeaweedFS) at {s3.url}{again}")
+        environment = s3.environment() | {"LENGTHWISE_CACHE": str(folder / "cache")}
+        say(f"sentiment model in s3://{s3.bucket}/models/reviews-sentiment/: {put_model(s3, folder / 'models')}")
+        last_night = newest_scheduled_night(datetime.now(UTC).date())
+        say(f"reviews of {len(NIGHTS)} nights in s3://{s3.bucket}/reviews/: {put_nights(s3, last_night)}")
+        say("compiling the planned shapes, and starting PostgreSQL and Airflow meanwhile")
+        airflow_options: dict[str, Any] = {
+            "environment": environment,
+            "pools": {"cores": len(os.sched_getaffinity(0))},
+            "port": preferred_port(8080),
+        }
+        with (
+            compiling(folder / "compile.log", environment) as compile_process,
+            local_postgres(folder / "pg") as postgres,
+            local_airflow(folder / "airflow", postgres.url, ROOT / "dags", **airflow_options) as airflow,
+        ):
+            say(f"Airflow at {airflow.url}")
+            wait_compiled(compile_process, folder / "compile.log", say)
+            yield Stack(s3, airflow, environment)
+
+
+def lengthwise(*arguments: str) -> list[str]:
+    """The command line of our own program."""
+    return [sys.executable, "-m", "pipeline", *arguments]
+
+
+@contextlib.contextmanager
+def compiling(log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`lengthwise compile` of the first night, beside what the block does."""
+    argv = lengthwise("compile", str(JOB), "--ds", BACKFILL[0])
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, env=os.environ | dict(environment), stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def wait_compiled(process: subprocess.Popen[bytes], log: Path, say: Teller) -> None:
+    if process.wait() != 0:
+        raise DemoError(f"lengthwise compile ended with exit code {process.returncode}\n{tail(log, 40)}")
+    say(f"shapes: {tail(log, 1)}")
+
+
+def backfill(stack: Stack, say: Teller) -> None:
+    """Have Airflow process three nights, as a person would who found them missing. Raises RunFailedError."""
+    client = stack.airflow.client()
+    deadline = time.monotonic() + 120
+    while not client.has_dag(DAG_ID):
+        errors = [error["stack_trace"] for error in client.import_errors()]
+        if errors or time.monotonic() > deadline:
+            raise DemoError("\n".join([f"Airflow does not show the DAG {DAG_ID}", *errors]))
+        time.sleep(0.2)
+    before = {night_of(run) for run in client.runs(DAG_ID)} & set(BACKFILL)
+    # Unpaused, the DAG also gets the run of last night, which its schedule missed.
+    client.pause(DAG_ID, paused=False)
+    number = client.backfill(DAG_ID, BACKFILL[0], BACKFILL[-1], "completed", max_active_runs=3)
+    what = "again: they were done before, so the work that is there is found, not repeated" if before else ""
+    say(f"backfill {number} of {BACKFILL[0]} to {BACKFILL[-1]} created by Airflow's API {what}".rstrip())
+
+    def wanted(run: dict[str, Any]) -> bool:
+        return night_of(run) in BACKFILL or run["run_type"] == "scheduled"
+
+    Progress(client, DAG_ID, say).follow(wanted, lambda: client.backfill_done(number), _RUNS_TIMEOUT_S)
+
+
+def show_reports(stack: Stack, say: Teller) -> None:
+    for ds in BACKFILL:
+        say(f"report of {ds}: lengthwise report jobs/{JOB.name} --ds {ds}")
+        argv = lengthwise("report", str(JOB), "--ds", ds)
+        env = os.environ | dict(stack.environment)
+        shown = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+        if shown.returncode != 0:
+            raise DemoError(f"lengthwise report ended with exit code {shown.returncode}\n{shown.stderr}")
+        sys.stdout.write(shown.stdout)
+
+
+def show_answer(stack: Stack, say: Teller) -> None:
+    say("share of positive reviews per night, by DuckDB over the Parquet in S3:")
+    first, last = BACKFILL[0], BACKFILL[-1]
+    sys.stdout.write(f"\n{POSITIVE_SHARE.format(bucket=stack.s3.bucket, first=first, last=last)}\n\n")
+    sys.stdout.write("ds          reviews  positive\n")
+    answer = positive_share(stack.s3, first, last)
+    for ds, reviews, share in answer:
+        sys.stdout.write(f"{ds}  {reviews:7d}  {share:8.4f}\n")
+    sys.stdout.write("\n")
+    if [ds for ds, _, _ in answer] != BACKFILL:
+        raise DemoError("not every night of the backfill was found in S3")
+
+
+WHERE_NEXT = """Where to look next
+  make airflow              the same servers, left running: see the runs, clear a task, backfill a night by hand
+  jobs/{job}   the job that ran; copy it, and the copy is a DAG too
+  {folder}/                    what the servers keep; `make clean` removes it
+"""
+
+
+def run_demo(folder: Path, say: Teller) -> None:
+    with running_stack(folder, say) as stack:
+        backfill(stack, say)
+        show_reports(stack, say)
+        show_answer(stack, say)
+    say("all servers are stopped")
+    sys.stdout.write("\n" + WHERE_NEXT.format(job=JOB.name, folder=os.path.relpath(folder)))
+
+
+def serve(folder: Path, say: Teller) -> None:
+    """Leave the stack running until Ctrl-C."""
+    with running_stack(folder, say) as stack:
+        keys = " ".join(f"{name}={value}" for name, value in stack.s3.environment().items())
+        sys.stdout.write(
+            f"\n  Airflow   {stack.airflow.url}\n  login     {stack.airflow.username} / {stack.airflow.password}\n"
+            f"  S3        {stack.s3.url}, bucket {stack.s3.bucket}\n"
+            f"  shell     export {keys}\n\nCtrl-C stops all of it.\n"
+        )
+        sys.stdout.flush()
+        while True:
+            signal.pause()
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def main() -> int:
+    """0 done, 1 something failed (said on stderr), 130 interrupted. In every case nothing is left running."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--serve", action="store_true", help="leave the servers running until Ctrl-C")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="what the servers keep (default .demo)")
+    args = parser.parse_args()
+    say = Teller()
+    # A polite kill unwinds like an error does: servers are stopped in order.
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        if date.today() <= date.fromisoformat(BACKFILL[-1]):
+            raise DemoError(f"the clock says {date.today()}: Airflow backfills only the past, after {BACKFILL[-1]}")
+        with only_one(args.folder):
+            (serve if args.serve else run_demo)(args.folder.resolve(), say)
+    except KeyboardInterrupt:
+        say("stopped; what is finished is kept in " + os.path.relpath(args.folder))
+        return 0 if args.serve else 130
+    except (DemoError, RunFailedError, ServerError, TimeoutError, FileNotFoundError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
