@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 
 from pipeline.errors import RejectBudgetError
 from pipeline.job import RejectBudget
@@ -16,11 +17,13 @@ def check_budget(budget: RejectBudget, rows: int, reasons: Iterable[Mapping[str,
     for counts in reasons:
         total.update(counts)
     rejected = total.total()
+    # In decimals, as the job file wrote it: in floats 0.29 of 100 rows is 28.99 rows.
+    allowed = Decimal(str(budget.share)) * rows
     limits = []
     if budget.rows is not None and rejected > budget.rows:
         limits.append(f"reject_budget.rows allows {budget.rows}")
-    if rejected > budget.share * rows:
-        limits.append(f"reject_budget.share allows {budget.share:.2%}, which is {int(budget.share * rows)} rows")
+    if rejected > allowed:
+        limits.append(f"reject_budget.share allows {budget.share:.2%}, which is {int(allowed)} rows")
     if not limits:
         return
     table = "\n".join(f"  {count:>8,}  {reason:<16} {REASONS[reason]}" for reason, count in total.most_common())

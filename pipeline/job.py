@@ -6,6 +6,7 @@ import datetime
 import re
 import string
 import zoneinfo
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,9 @@ RESERVED_COLUMNS = (
     "label", "score", "labels", "scores", "row_id", "source_uri", "source_row", "token_count", "truncated_tokens",
     "shape", "artifact", "fingerprint", "ds",
 )  # fmt: skip
+
+
+_TEMPLATE_ADVICE = "write {column}, without format or index; {{ and }} are literal braces"
 
 
 class _Strict(pydantic.BaseModel):
@@ -83,15 +87,25 @@ class Input(_Strict):
 
     def template_columns(self) -> tuple[str, ...]:
         """Columns that the template names. Raises ValueError for a template that is not plain `{column}` text."""
-        columns = []
-        for _, name, spec, conversion in string.Formatter().parse(self.template or ""):
-            if name == "" or spec or conversion:
-                raise ValueError("template: write {column}, without format or index; {{ and }} are literal braces")
-            if name is not None:
-                columns.append(name)
+        columns = [name for _, name in self._template_parts() if name is not None]
         if self.template is not None and not columns:
-            raise ValueError("template: names no column; write for example '{title}: {body}'")
+            raise ValueError(f"template: {self.template!r} names no column; write for example '{{title}}: {{body}}'")
         return tuple(columns)
+
+    def render(self, texts: Sequence[str]) -> str:
+        """The template with one text for each of `template_columns()`."""
+        values = iter(texts)
+        return "".join(plain + (next(values) if name is not None else "") for plain, name in self._template_parts())
+
+    def _template_parts(self) -> list[tuple[str, str | None]]:
+        """Literal text and the column that follows it. Filled in by `render`: str.format would read '.' and '['."""
+        try:
+            parsed = list(string.Formatter().parse(self.template or ""))
+        except ValueError as error:
+            raise ValueError(f"template: {self.template!r}: {error}; {_TEMPLATE_ADVICE}") from error
+        if any(name == "" or spec or conversion for _, name, spec, conversion in parsed):
+            raise ValueError(f"template: {self.template!r}: {_TEMPLATE_ADVICE}")
+        return [(plain, name) for plain, name, _, _ in parsed]
 
     def text_columns(self) -> tuple[str, ...]:
         """Columns a row's text is made from, the pair's column last."""
@@ -102,8 +116,8 @@ class Input(_Strict):
 class RejectBudget(_Strict):
     """A run with more rejects than either limit fails before it publishes."""
 
-    rows: int | None = Field(None, ge=0)
-    share: float = Field(0.01, ge=0, le=1)
+    rows: int | None = Field(None, strict=True, ge=0)
+    share: float = Field(0.01, strict=True, ge=0, le=1)
 
 
 class Output(_Strict):
@@ -117,11 +131,11 @@ def _shapes(value: Any) -> Any:
     """`auto` is an empty tuple; a shape is written BATCHxLENGTH or [batch, length]."""
     if value == "auto":
         return ()
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple) or not value:
         raise ValueError("write auto, or a list of shapes such as [16x128, 4x512]")
     shapes = []
     for item in value:
-        if isinstance(item, list) and len(item) == 2 and all(isinstance(number, int) for number in item):
+        if isinstance(item, list) and len(item) == 2 and all(type(number) is int for number in item):
             shapes.append(Shape(batch=item[0], length=item[1]))
         else:
             shapes.append(item if isinstance(item, Shape) else Shape.parse(str(item)))
@@ -147,9 +161,36 @@ def _timezone(value: str) -> str:
 def _cron(value: str) -> str:
     fields = value.split()
     presets = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
-    if value not in presets and len(fields) != 5:
-        raise ValueError(f"{value!r} is not a cron expression; write five fields, for example '0 2 * * *'")
+    if value in presets:
+        return value
+    if len(fields) != 5 or not all(map(_cron_field, fields, _CRON_RANGES)):
+        raise ValueError(
+            f"{value!r} is not a cron expression; write five fields (minute, hour, day of month, month, day of week), "
+            f"for example '0 2 * * *', or one of {', '.join(presets)}"
+        )
     return value
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_CRON_RANGES = ((0, 59, ()), (0, 23, ()), (1, 31, ()), (1, 12, _MONTHS), (0, 7, _WEEKDAYS))
+"""Least and greatest number and the names of each field."""
+
+
+def _cron_field(text: str, allowed: tuple[int, int, tuple[str, ...]]) -> bool:
+    """Whether it is a list of `*`, `a` or `a-b`, each with an optional `/step`."""
+    least, greatest, names = allowed
+    numbers = {name: str(least + index) for index, name in enumerate(names)}
+    for item in text.split(","):
+        span, slash, step = item.partition("/")
+        ends = [numbers.get(end.lower(), end) for end in span.split("-")] if span != "*" else []
+        if slash and not (re.fullmatch("[0-9]{1,4}", step) and int(step)):
+            return False
+        if len(ends) > 2 or not all(re.fullmatch("[0-9]{1,2}", end) and least <= int(end) <= greatest for end in ends):
+            return False
+        if len(ends) == 2 and int(ends[0]) > int(ends[1]):
+            return False
+    return True
 
 
 class Job(_Strict):
@@ -167,15 +208,17 @@ class Job(_Strict):
     model: Model
     input: Input
     shapes: Annotated[tuple[Shape, ...], BeforeValidator(_shapes)] = Field((), description="auto, or [16x128, ...]")
-    max_graphs: int = Field(12, ge=1, le=64, description="most shapes that shapes: auto may plan")
-    max_length: int = Field(512, ge=1, description="tokens a row may have")
+    max_graphs: int = Field(12, strict=True, ge=1, le=64, description="most shapes that shapes: auto may plan")
+    max_length: int = Field(512, strict=True, ge=1, description="tokens a row may have")
     truncation: Literal["reject", "head", "tail"] = "reject"
     reject_budget: RejectBudget = Field(default_factory=lambda: RejectBudget.model_validate({}))
     workers: Annotated[int | None, BeforeValidator(_workers)] = Field(None, description="auto: one per core")
     compile: Literal["auto", "never"] = "auto"
     artifacts: str | None = Field(None, description="artifact store; default <output.uri>/_lengthwise/artifacts")
     output: Output
-    price_per_hour: float | None = Field(None, ge=0, description="of the whole machine, for the report's cost")
+    price_per_hour: float | None = Field(
+        None, strict=True, ge=0, allow_inf_nan=False, description="of the whole machine, for the report's cost"
+    )
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     @model_validator(mode="after")
@@ -196,8 +239,8 @@ class Job(_Strict):
         return fields
 
     @pydantic.field_serializer("shapes")
-    def _shapes_json(self, value: tuple[Shape, ...]) -> list[str]:
-        return [str(shape) for shape in value]
+    def _shapes_json(self, value: tuple[Shape, ...]) -> list[str] | str:
+        return [str(shape) for shape in value] or "auto"
 
 
 def load_job(path: Path) -> Job:
@@ -210,7 +253,7 @@ def load_job(path: Path) -> Job:
         ) from error
     try:
         data = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader that refuses a key given twice
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-13-45
         raise JobError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise JobError(f"{path}: a job file is a mapping of fields; the first is name: ...")
@@ -227,7 +270,8 @@ def parse_job(data: dict[str, Any], origin: str) -> Job:
 
 def _located(job: Job, folder: Path) -> Job:
     def at(uri: str) -> str:
-        return uri if "://" in uri or uri.startswith("/") else str(folder / uri) + ("/" if uri.endswith("/") else "")
+        # Path also takes doubled slashes and `./` out, which prefixes of listed names would not have.
+        return uri if "://" in uri else str(folder / uri) + ("/" if uri.endswith("/") else "")
 
     # A model may also be a hub id, which looks like a relative path: it is one only if the folder is there.
     local_model = job.model.uri.startswith(".") or (folder / job.model.uri).exists()
@@ -251,7 +295,7 @@ def _explain(item: Any) -> str:
     path = [
         str(part) for part in item["loc"] if not (isinstance(part, str) and part.startswith(("literal[", "function-")))
     ]
-    field = ".".join(path) or "job"
+    field = ".".join(path)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
         owner = _SECTIONS.get(path[0], Job) if len(path) == 2 else KeptColumn if len(path) > 2 else Job
@@ -266,7 +310,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML itself lets the last of two equal keys win silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        # `<<` merges another mapping, whose keys may be given again.
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in own]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)

@@ -62,9 +62,16 @@ def reject(stage: str, reason: str, message: str, original: Any) -> Reject:
     elif isinstance(original, str):
         text = original[:MAX_PAYLOAD_CHARS]
     else:
-        text = json.dumps(original, default=str, ensure_ascii=False)
+        text = _json(original)
     safe = text[:MAX_PAYLOAD_CHARS].encode("utf-8", errors="backslashreplace").decode()
     return Reject(stage, reason, message, safe[:MAX_PAYLOAD_CHARS])
+
+
+def _json(original: Any) -> str:
+    try:
+        return json.dumps(original, default=str, ensure_ascii=False)
+    except RecursionError:  # parsing it took less of the stack than writing it would
+        return "nested too deeply to be shown"
 
 
 def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
@@ -88,9 +95,7 @@ def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
             kept.append(cast_value(values.get(wanted.column), wanted.type))
         except ValueError as error:
             return reject("read", "bad_kept_value", f"column {wanted.column!r}, kept as {name!r}: {error}", values)
-    text = texts[0]
-    if spec.template is not None:
-        text = spec.template.format(**dict(zip(spec.template_columns(), texts, strict=True)))
+    text = texts[0] if spec.template is None else spec.render(texts)
     return Accepted(text, pair, row_id, tuple(kept))
 
 

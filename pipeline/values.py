@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
+import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -15,31 +16,57 @@ def cast_value(value: Any, kind: str) -> Any:
         return None
     try:
         return _CASTS[kind](value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{str(value)[:80]!r} is not {kind}") from error
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{_shown(value)} is not {kind}") from error
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(str(value)[:80])
+    except (ValueError, RecursionError):  # an integer of over 4,300 digits, a value nested almost too deep to parse
+        return f"a {type(value).__name__}"
 
 
 def _string(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = value if isinstance(value, str) else str(value) if isinstance(value, int | float) else _json(value)
+    text = _text(value)
     text.encode()  # a lone surrogate cannot be written as UTF-8: UnicodeEncodeError is a ValueError
     return text
 
 
-def _json(value: Any) -> str:
-    if isinstance(value, datetime.date | datetime.datetime):
+def _text(value: Any) -> str:
+    """Lists and objects as JSON; bytes are taken for UTF-8 text; scalars of Parquet (decimals, times) as they print."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, datetime.date):
         return value.isoformat()
-    return json.dumps(value, default=str, ensure_ascii=False, sort_keys=True)
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, default=str, ensure_ascii=False, sort_keys=True)
+    return str(value)
 
 
 def _integer(bits: int) -> Callable[[Any], int]:
     def cast(value: Any) -> int:
-        if isinstance(value, float) and value != math.floor(value):
+        # int() would cut a fraction off, and take '1_000', digits of any script and bytes.
+        if isinstance(value, bytes) or (isinstance(value, str) and not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value)):
             raise ValueError(value)
         number = int(value)
+        if not isinstance(value, str) and number != value:
+            raise ValueError(value)
         if not -(1 << (bits - 1)) <= number < 1 << (bits - 1):
             raise OverflowError(value)
+        return number
+
+    return cast
+
+
+def _float(code: str) -> Callable[[Any], float]:
+    def cast(value: Any) -> float:
+        if isinstance(value, bytes) or (isinstance(value, str) and "_" in value):
+            raise ValueError(value)
+        number = float(value)
+        struct.pack(code, number)  # OverflowError for what a 32-bit float could only store as infinity
         return number
 
     return cast
@@ -62,6 +89,8 @@ def _date(value: Any) -> datetime.date:
 
 def _timestamp(value: Any) -> datetime.datetime:
     """Naive, in UTC: the only kind that every reader shows alike."""
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return datetime.datetime.combine(value, datetime.time())
     moment = value if isinstance(value, datetime.datetime) else datetime.datetime.fromisoformat(value)
     return moment.astimezone(datetime.UTC).replace(tzinfo=None) if moment.tzinfo else moment
 
@@ -71,8 +100,8 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
     "bool": _bool,
     "int32": _integer(32),
     "int64": _integer(64),
-    "float": float,
-    "double": float,
+    "float": _float("<f"),
+    "double": _float("<d"),
     "date": _date,
     "timestamp": _timestamp,
 }
