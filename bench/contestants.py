@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,17 @@ def write_ir(model_dir: Path) -> None:
     import openvino as ov
     import torch
     from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
 
     torch.set_num_threads(1)
+    logging.set_verbosity_error()
     model = AutoModelForSequenceClassification.from_pretrained(model_dir).eval()
     names = ("input_ids", "attention_mask", "token_type_ids")
     example = {name: torch.ones((2, 8), dtype=torch.int64) for name in names}
-    converted = ov.convert_model(model, example_input=example, input=[(name, [-1, -1], ov.Type.i64) for name in names])
+    inputs = [(name, [-1, -1], ov.Type.i64) for name in names]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tracing; the agreement of all answers is checked at the end
+        converted = ov.convert_model(model, example_input=example, input=inputs)
     ov.save_model(converted, str(model_dir / IR_NAME), compress_to_fp16=False)
 
 

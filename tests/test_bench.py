@@ -1,0 +1,46 @@
+"""The benchmark's own arithmetic, and that its rows are there and stay the same."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.bound import LENGTHS, bound_s
+from bench.quick import BOUND, EXECUTING, EXPERT, GOALS, LENGTHWISE, ROWS, Cost, stratified, table
+from bench.rows import SETS
+
+
+def test_the_bound_charges_each_row_for_its_own_tokens() -> None:
+    assert bound_s([], [1.0] * len(LENGTHS)) == 0
+    assert bound_s([8, 100, 512], [0.5] * len(LENGTHS)) == pytest.approx(310)
+    speeds = [float(length) for length in LENGTHS]
+    assert bound_s([20], speeds) == pytest.approx(20 * 20)  # interpolated between 16 and 32
+    assert bound_s([3], speeds) == pytest.approx(3 * 8)  # nothing shorter was measured
+
+
+def test_a_stratified_sample_keeps_the_lengths_and_the_order() -> None:
+    rng = random.Random(7)
+    texts = [f"{number:04d}" + "x" * rng.randrange(1000) for number in range(1000)]
+    sample = stratified(texts, 100)
+    assert len(sample) == 100
+    assert sample == [text for text in texts if text in set(sample)]
+    assert sum(map(len, sample)) / 100 == pytest.approx(sum(map(len, texts)) / 1000, rel=0.02)
+    assert stratified(texts, len(texts)) == texts
+
+
+def test_the_rows_are_distinct_and_long_or_short_as_named() -> None:
+    for name, texts in SETS.items():
+        rows = texts()[: ROWS[name]]
+        assert len(rows) == len(set(rows)) == ROWS[name]
+        assert texts()[: ROWS[name]] == rows
+        words = sorted(len(text.split()) for text in rows)[len(rows) // 2]
+        assert (words < 30) == (name == "tweets")
+
+
+def test_the_table_says_how_many_times_faster() -> None:
+    seconds = {LENGTHWISE: 2.0, EXPERT: 3.0, EXECUTING: 1.6, BOUND: 1.5} | {who: 20.0 for who in GOALS if who != EXPERT}
+    text = table({"tweets": {who: Cost(0.0, value) for who, value in seconds.items()}})
+    assert text.count("10.00x") == 2
+    assert "1.50x" in text
+    assert "94% of the bound" in text
