@@ -134,6 +134,7 @@ def labels_of(
     if problem_type == "multi_label" or logits.shape[1] == 1:
         scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
         return scores >= 0.5, np.asarray((np.abs(scores - 0.5) >= CLEAR_MARGIN).all(axis=1))
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    scores = np.sort(shifted / shifted.sum(axis=1, keepdims=True), axis=1)
+    with np.errstate(invalid="ignore"):  # infinite logits give NaN scores, and such a row is clear of nothing
+        shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+        scores = np.sort(shifted / shifted.sum(axis=1, keepdims=True), axis=1)
     return logits.argmax(axis=1)[:, None], np.asarray(scores[:, -1] - scores[:, -2] >= CLEAR_MARGIN)

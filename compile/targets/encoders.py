@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,21 @@ from compile.shapes import Shape
 MAX_BATCH = 128
 SLOT_TOKENS = (512, 1024, 2048)
 """Slot tokens per batch between which a CPU core is within some per cent of its best speed."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep converters' deprecation and tracing warnings from the user: parity judges what they made."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def input_names(model_dir: Path) -> tuple[str, ...]:
@@ -33,6 +51,7 @@ def load_encoder(model_dir: Path, precision: str = "fp32") -> Any:
     Inputs are int64 (batch, length), logits (batch, labels). Raises ModelError when weights are missing: transformers
     would fill them with random numbers and only warn.
     """
+    import safetensors
     import torch
     import transformers
 
@@ -41,14 +60,15 @@ def load_encoder(model_dir: Path, precision: str = "fp32") -> Any:
     if hasattr(config, "reference_compile"):
         config.reference_compile = False  # ModernBERT would call torch.compile at its first forward
     try:
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            model_dir,
-            config=config,
-            dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision],
-            output_loading_info=True,
-            local_files_only=True,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
+        with quiet():
+            model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+                model_dir,
+                config=config,
+                dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision],
+                output_loading_info=True,
+                local_files_only=True,
+            )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelError(f"{model_dir} cannot be loaded as a sequence classifier: {error}") from error
     if report["missing_keys"]:
         raise ModelError(f"{model_dir} has no weights for: {', '.join(sorted(report['missing_keys'])[:8])}")

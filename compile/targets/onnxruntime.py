@@ -21,7 +21,7 @@ from compile.errors import ArtifactError, CompileError, DeviceError
 from compile.shapes import Shape
 from compile.targets import EncoderBatch, check_shape
 from compile.targets.cpu import cpu_kind, unsupported_on_cpu
-from compile.targets.encoders import cpu_candidates, example_inputs, input_names, load_encoder
+from compile.targets.encoders import cpu_candidates, example_inputs, input_names, load_encoder, quiet
 
 GRAPH, WEIGHTS = "model.onnx", "weights.bin"
 OPSET = 17
@@ -139,16 +139,17 @@ def _export(model_dir: Path, path: Path) -> None:
     example = example_inputs(names)
     axes = {name: {0: "batch", 1: "length"} for name in names}
     try:
-        torch.onnx.export(
-            load_encoder(model_dir),
-            tuple(example[name] for name in names),
-            str(path),
-            input_names=list(names),
-            output_names=["logits"],
-            dynamic_axes={**axes, "logits": {0: "batch"}},
-            opset_version=OPSET,
-            dynamo=False,
-        )
+        with quiet():
+            torch.onnx.export(
+                load_encoder(model_dir),
+                tuple(example[name] for name in names),
+                str(path),
+                input_names=list(names),
+                output_names=["logits"],
+                dynamic_axes={**axes, "logits": {0: "batch"}},
+                opset_version=OPSET,
+                dynamo=False,
+            )
     except (RuntimeError, torch.onnx.OnnxExporterError) as error:
         raise CompileError(f"onnxruntime cannot convert {model_dir}: {error}") from error
 

@@ -24,7 +24,7 @@ from compile.errors import ArtifactError, CompileError, DeviceError
 from compile.shapes import Shape
 from compile.targets import EncoderBatch, check_shape
 from compile.targets.cpu import cpu_kind, has_bf16, unsupported_on_cpu
-from compile.targets.encoders import cpu_candidates, example_inputs, input_names, load_encoder
+from compile.targets.encoders import cpu_candidates, example_inputs, input_names, load_encoder, quiet
 
 GRAPH, WEIGHTS, BLOB = "model.xml", "model.bin", "shape.blob"
 
@@ -105,8 +105,10 @@ class OpenVinoTarget:
             return prepared
         openvino = _openvino()
         names = input_names(model_dir)
+        encoder = load_encoder(model_dir)
         try:
-            model = openvino.convert_model(load_encoder(model_dir), example_input=example_inputs(names))
+            with quiet():
+                model = openvino.convert_model(encoder, example_input=example_inputs(names))
         except RuntimeError as error:
             raise CompileError(f"openvino cannot convert {model_dir}: {error}") from error
         _keep_finite_in_bf16(model)
