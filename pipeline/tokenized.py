@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.errors import JobError
 from pipeline.layout import token_object
 from pipeline.objects import Objects
 
@@ -66,11 +67,19 @@ class TokenBlock:
 def encode_split(
     tokens: Sequence[NDArray[np.uint32]], rows: NDArray[np.void], vocab_size: int
 ) -> tuple[bytes, bytes, str]:
-    """Sort by length (ties in input order); returns the bytes of tokens.bin and rows.bin, and the token dtype."""
+    """Sort by length (ties in input order); returns the bytes of tokens.bin and rows.bin, and the token dtype.
+
+    Raises JobError for a token id outside the model's vocabulary.
+    """
     lengths = np.fromiter((len(item) for item in tokens), np.int64, len(tokens))
     order = np.argsort(lengths, kind="stable")
     dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
     flat = np.concatenate([tokens[index] for index in order]) if len(tokens) else np.empty(0, np.uint32)
+    if len(flat) and int(flat.max()) >= vocab_size:
+        raise JobError(
+            f"the tokenizer gave token id {int(flat.max())} but the model has {vocab_size} embeddings: the tokenizer "
+            "and the weights do not belong together"
+        )
     return flat.astype(dtype).tobytes(), rows[order].tobytes(), dtype
 
 

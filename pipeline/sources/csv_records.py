@@ -21,12 +21,18 @@ _MAX_FIELD_CHARS = 16 << 20
 
 class CsvSource:
     def units(self, objects: Objects, info: ObjectInfo, name: str, index: int, spec: Input) -> Iterator[Unit]:
+        csv.field_size_limit(_MAX_FIELD_CHARS)
         with _records(objects, info) as text:
-            header = next(csv.reader(text, delimiter=_DELIMITERS[name]), [])
+            try:
+                header = next(csv.reader(text, delimiter=_DELIMITERS[name]), [])
+            except (*DAMAGED, csv.Error) as error:
+                raise _damaged(info, error) from error
         wanted = [*spec.text_columns(), *([spec.id] if spec.id else []), *(kept.column for kept in spec.keep.values())]
+        shown = ", ".join(header)[:500].encode(errors="backslashreplace").decode()
         for column in wanted:
-            if column not in header:
-                raise JobError(f"{info.uri}: no column {column!r}; its header is: {', '.join(header)}")
+            if header.count(column) != 1:
+                lack = "two columns" if column in header else "no column"
+                raise JobError(f"{info.uri}: {lack} {column!r}; its header is: {shown}")
         # A record may hold newlines, so only a reader from the start knows where one begins: never cut.
         yield Unit(index, 0, info.size_bytes, 0, info.size_bytes)
 
@@ -36,12 +42,22 @@ class CsvSource:
             reader = csv.reader(text, delimiter=_DELIMITERS[name], strict=True)
             try:
                 header = next(reader, [])
-                yield from _rows(reader, header)
+                yield from _rows(reader, header, _typed_columns(spec))
             except DAMAGED as error:
-                raise JobError(f"{info.uri}: damaged or cut short ({error}); mend or replace it") from error
+                raise _damaged(info, error) from error
 
 
-def _rows(reader: Any, header: list[str]) -> Iterator[SourceRow]:
+def _damaged(info: ObjectInfo, error: Exception) -> JobError:
+    return JobError(f"{info.uri}: damaged or cut short ({error}); mend or replace it")
+
+
+def _typed_columns(spec: Input) -> frozenset[str]:
+    """Columns in which an empty field means null, since CSV has no other way to write it."""
+    typed = {kept.column for kept in spec.keep.values() if kept.type != "string"}
+    return frozenset(typed.difference(spec.text_columns(), {spec.id}))
+
+
+def _rows(reader: Any, header: list[str], typed: frozenset[str]) -> Iterator[SourceRow]:
     row = -1
     while True:
         try:
@@ -59,7 +75,8 @@ def _rows(reader: Any, header: list[str]) -> Iterator[SourceRow]:
             message = f"line {reader.line_num}: {len(fields)} fields, the header has {len(header)}"
             yield SourceRow(row, None, reject("read", "malformed_csv", message, fields))
         else:
-            yield SourceRow(row, dict(zip(header, fields, strict=True)), None)
+            pairs = zip(header, fields, strict=True)
+            yield SourceRow(row, {name: None if not text and name in typed else text for name, text in pairs}, None)
 
 
 def _records(objects: Objects, info: ObjectInfo) -> io.TextIOWrapper:

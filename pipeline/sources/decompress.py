@@ -5,14 +5,20 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import zstandard
 
 from pipeline.objects import ObjectInfo, Objects
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
 """What reading a damaged or cut stream raises."""
+
+_CHUNK_BYTES = 4 << 10
+"""Compressed bytes taken at once. A zstd block of 4 bytes can hold 128 KiB: even a bomb stays within 128 MiB."""
 
 
 def is_compressed(uri: str) -> bool:
@@ -25,5 +31,50 @@ def open_decompressed(objects: Objects, info: ObjectInfo) -> IO[bytes]:
     if info.uri.lower().endswith(".gz"):
         return io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 20)
     if info.uri.lower().endswith(".zst"):
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True), 1 << 20)
+        return io.BufferedReader(_ZstdReader(file), 1 << 20)
     return file
+
+
+class _ZstdReader(io.RawIOBase):
+    """Frames one after the other. zstandard's own reader ends a stream that was cut short without an error."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._begun = False
+        self._packed = b""
+        self._plain = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        while not self._plain:
+            if not self._more():
+                return 0
+        size = min(len(view), len(self._plain))
+        view[:size] = self._plain[:size]
+        self._plain = self._plain[size:]
+        return size
+
+    def _more(self) -> bool:
+        """Decompress a little more; False at the end. Raises EOFError within a frame."""
+        self._packed = self._packed or self._file.read(_CHUNK_BYTES)
+        if not self._packed:
+            if self._begun:
+                raise EOFError("the file ends within a compressed frame")
+            return False
+        self._begun = True
+        self._plain = memoryview(self._frame.decompress(self._packed))
+        self._packed = b""
+        if self._frame.eof:
+            self._packed = self._frame.unused_data
+            self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._begun = False
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

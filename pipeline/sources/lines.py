@@ -30,11 +30,13 @@ class LineSource:
             yield from byte_units(index, info.size_bytes)
 
     def rows(self, objects: Objects, info: ObjectInfo, name: str, piece: Piece, spec: Input) -> Iterator[SourceRow]:
+        """A blank line of JSONL is no row and is not counted: a row's number does not depend on how lines are cut."""
         parse = _parse_json if name == "jsonl" else _parse_text
-        for row, line in enumerate(_lines(objects, info, piece)):
+        lines = (line for line in _lines(objects, info, piece) if name == "text" or line.strip())
+        for row, line in enumerate(lines):
             if len(line) > MAX_LINE_BYTES:
                 yield SourceRow(row, None, reject("read", "line_too_long", f"over {MAX_LINE_BYTES} bytes", line))
-            elif line.strip() or name == "text":
+            else:
                 parsed = parse(line)
                 fault = parsed if isinstance(parsed, Reject) else None
                 yield SourceRow(row, None if isinstance(parsed, Reject) else parsed, fault)
@@ -45,7 +47,8 @@ def _lines(objects: Objects, info: ObjectInfo, piece: Piece) -> Iterator[bytes]:
     if is_compressed(info.uri):
         with open_decompressed(objects, info) as file:
             try:
-                yield from (line for _, line in _read_lines(file))
+                for number, (_, line) in enumerate(_read_lines(file)):
+                    yield line if number else line.removeprefix(_BOM)
             except DAMAGED as error:
                 raise JobError(f"{info.uri}: damaged or cut short ({error}); mend or replace it") from error
         return

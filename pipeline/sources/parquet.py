@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,17 +12,22 @@ import pyarrow.parquet as pq
 from pipeline.errors import JobError
 from pipeline.job import Input
 from pipeline.objects import ObjectInfo, Objects
+from pipeline.rejects import Reject, reject
 from pipeline.sources import SourceRow
 from pipeline.splits import Piece, Unit
 
 _BATCH_ROWS = 1_024
 
 
+_REASONS: dict[type[Exception], str] = {UnicodeDecodeError: "invalid_utf8"}
+
+
 class ParquetSource:
     def units(self, objects: Objects, info: ObjectInfo, name: str, index: int, spec: Input) -> Iterator[Unit]:
         with objects.open(info) as file:
-            metadata = _open(file, info).metadata
-        _columns(metadata.schema.to_arrow_schema().names, info, spec)
+            parquet = _open(file, info)
+            metadata = parquet.metadata
+            _columns(parquet.schema_arrow.names, info, spec)
         for group in range(metadata.num_row_groups):
             row_group = metadata.row_group(group)
             yield Unit(index, group, group + 1, row_group.num_rows, row_group.total_byte_size)
@@ -33,24 +40,58 @@ class ParquetSource:
                 _BATCH_ROWS, row_groups=range(piece.start, piece.stop), columns=columns, use_threads=False
             )
             row = 0
-            try:
+            with _damage_named(info):
                 for batch in batches:
-                    for values in batch.to_pylist():
-                        yield SourceRow(row, values, None)
+                    for values in _values(_in_microseconds(batch)):
+                        fault = values if isinstance(values, Reject) else None
+                        yield SourceRow(row, None if isinstance(values, Reject) else values, fault)
                         row += 1
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise _damaged(info, error) from error
 
 
 def _open(file: object, info: ObjectInfo) -> pq.ParquetFile:
+    with _damage_named(info):
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        _ = parquet.schema_arrow  # a schema that Arrow has no types for shows here
+    return parquet
+
+
+def _in_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Python's datetime has no nanoseconds: pyarrow would raise, or return pandas objects where pandas is installed."""
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+            column = batch.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
+            batch = batch.set_column(index, field.name, column)
+    return batch
+
+
+def _values(batch: pa.RecordBatch) -> list[dict[str, Any] | Reject]:
+    """Rows as Python values; what has none (text that is not UTF-8, a year over 9999) is a fault of its row only."""
     try:
-        return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _damaged(info, error) from error
+        return list(batch.to_pylist())
+    except (ValueError, OverflowError):
+        if batch.num_rows > 1:
+            half = batch.num_rows // 2
+            return [*_values(batch.slice(0, half)), *_values(batch.slice(half))]
+    columns, message, reason = {}, "", ""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = column[0].as_py()
+        except (ValueError, OverflowError) as error:
+            columns[name] = None
+            message, reason = f"column {name!r}: {error}", _REASONS.get(type(error), "bad_kept_value")
+    return [reject("read", reason, message, columns)]
 
 
-def _damaged(info: ObjectInfo, error: Exception) -> JobError:
-    return JobError(f"{info.uri}: not a readable Parquet file ({error}); mend or remove it, or set input.format")
+@contextlib.contextmanager
+def _damage_named(info: ObjectInfo) -> Iterator[None]:
+    """pyarrow raises a bare OSError for a damaged page or footer; what the object store raises passes through."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        message = f"{info.uri}: not a readable Parquet file ({error}); mend or remove it, or set input.format"
+        raise JobError(message) from error
 
 
 def _columns(present: list[str], info: ObjectInfo, spec: Input) -> list[str]:
