@@ -50,6 +50,8 @@ class Target(Protocol):
     name: str
     precisions: tuple[str, ...]
     """Accepted names, best first where the machine supports it."""
+    calibrated: tuple[str, ...]
+    """Precisions whose conversion depends on calibration rows; such a conversion is kept and used for all shapes."""
     on_cpu: bool
     """Whether the calling thread does the work, so that its processor seconds are what a batch costs."""
 

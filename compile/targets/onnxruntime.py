@@ -34,6 +34,7 @@ class OnnxRuntimeTarget:
 
     name = "onnxruntime"
     precisions = ("fp32",)
+    calibrated: tuple[str, ...] = ()
     on_cpu = True
 
     def unavailable(self) -> str | None:

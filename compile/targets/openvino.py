@@ -6,12 +6,14 @@ over the one weights file, which the kernel maps once for all processes. Import 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
 import io
-import os
+import logging
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ GRAPH, WEIGHTS, BLOB = "model.xml", "model.bin", "shape.blob"
 @functools.cache
 def _openvino() -> Any:
     """The package, with every `compile_model` of this process counted from here on."""
-    os.environ.setdefault("OPENVINO_TELEMETRY_OPT_OUT", "1")
+    # Its import, and NNCF's, would report to an analytics service; without this package they use a stub.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
     count_calls(openvino.Core, "compile_model")  # openvino.compile_model goes through it too
@@ -40,14 +43,57 @@ def _openvino() -> Any:
 
 
 def _config(precision: str) -> dict[str, Any]:
-    """One stream on one unpinned thread: the worker's own CPU affinity decides which core runs it."""
+    """One stream on one unpinned thread: the worker's own CPU affinity decides which core runs it.
+
+    What int8 leaves unquantised runs in bf16 where the CPU has it.
+    """
+    half = precision == "bf16" or (precision == "int8" and has_bf16())
     return {
-        "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if half else "f32",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": 1,
         "ENABLE_CPU_PINNING": False,
         "CACHE_MODE": "OPTIMIZE_SIZE",
     }
+
+
+def _input_name(port: Any) -> str:
+    """The name among a port's names that we gave; conversion may add others."""
+    return next(name for name in ("input_ids", "attention_mask", "token_type_ids") if name in port.names)
+
+
+def _saved(model: Any, directory: Path) -> Path:
+    """Write a converted model, all of it or nothing."""
+    partial = directory.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _openvino().save_model(model, partial / GRAPH, compress_to_fp16=False)
+    partial.rename(directory)
+    return directory
+
+
+def _quantised(prepared: Path, work_dir: Path, calibration: Sequence[EncoderBatch]) -> Path:
+    """The converted model with int8 scales measured on `calibration`."""
+    directory = work_dir / "openvino-int8"
+    if (directory / WEIGHTS).is_file():
+        return directory
+    if not calibration:
+        raise CompileError("openvino int8 needs real rows to measure its scales on; give rows of the job")
+    openvino = _openvino()
+    import nncf
+
+    model = openvino.Core().read_model(prepared / GRAPH)
+    names = [_input_name(port) for port in model.inputs]
+    rows = [{name: getattr(batch, name) for name in names} for batch in calibration]
+    nncf.set_log_level(logging.ERROR)
+    try:
+        with quiet(), contextlib.redirect_stdout(io.StringIO()):
+            model = nncf.quantize(
+                model, nncf.Dataset(rows), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(rows)
+            )
+    except RuntimeError as error:
+        raise CompileError(f"openvino cannot quantise the model to int8: {error}") from error
+    return _saved(model, directory)
 
 
 LOWEST = -3.38e38
@@ -73,7 +119,8 @@ class OpenVinoTarget:
     """See compile.targets.Target."""
 
     name = "openvino"
-    precisions = ("bf16", "fp32")
+    precisions = ("bf16", "fp32", "int8")
+    calibrated = ("int8",)
     on_cpu = True
 
     def unavailable(self) -> str | None:
@@ -100,6 +147,8 @@ class OpenVinoTarget:
         return cpu_candidates(max_length)
 
     def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path:
+        if precision == "int8":
+            return _quantised(self.prepare(model_dir, work_dir, "fp32", []), work_dir, calibration)
         prepared = work_dir / "openvino"
         if (prepared / WEIGHTS).is_file():
             return prepared
@@ -112,12 +161,7 @@ class OpenVinoTarget:
         except RuntimeError as error:
             raise CompileError(f"openvino cannot convert {model_dir}: {error}") from error
         _keep_finite_in_bf16(model)
-        partial = work_dir / "openvino.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        openvino.save_model(model, partial / GRAPH, compress_to_fp16=False)
-        partial.rename(prepared)
-        return prepared
+        return _saved(model, prepared)
 
     def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None:
         core = _openvino().Core()
@@ -150,8 +194,7 @@ class OpenVinoExecutable:
 
     def __init__(self, shape: Shape, compiled: Any) -> None:
         self.shape = shape
-        known = {"input_ids", "attention_mask", "token_type_ids"}
-        self._names = [next(iter(known & set(port.names))) for port in compiled.inputs]
+        self._names = [_input_name(port) for port in compiled.inputs]
         self._request = compiled.create_infer_request()
 
     def run(self, batch: EncoderBatch) -> NDArray[np.float32]:

@@ -26,6 +26,7 @@ class TorchTarget:
 
     name = "torch"
     precisions = ("fp32", "bf16")
+    calibrated: tuple[str, ...] = ()
     on_cpu = True
 
     def unavailable(self) -> str | None:
