@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from compile.errors import ArtifactError
 from pipeline import steps
-from pipeline.building import require_frozen_artifacts
+from pipeline.building import require_frozen_artifacts, unfit_artifacts
 from pipeline.context import Context
 from pipeline.cores import ONE_THREAD
 from pipeline.errors import JobError, LengthwiseError, WorkerError
@@ -68,6 +68,9 @@ def run(context: Context, job_file: Path, bar: Progress = no_bar) -> dict[str, A
 
 def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
     """The compile step, in a process of its own: toolchains are large and stay in memory."""
+    planned = load_run(context.objects, run_uri)
+    if not planned.shards or not unfit_artifacts(context, planned.model, planned.shape_plan):
+        return {"built": 0, "reused": len(planned.artifacts)}
     process = StepProcess(_arguments(context, job_file, "compile", run_uri), {}, context.say, lambda rows: None)
     code, result = process.wait()
     if code:

@@ -57,7 +57,8 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
     objects = list_input(context.objects, input_uri)
     if not objects and context.job.input.when_missing == "fail":
         raise JobError(
-            f"{input_uri}: no input objects for ds={context.ds}; check the URI, wait for the night's data, "
+            f"{input_uri}: no input objects for ds={context.ds}; check the URI (that of a folder ends in /), wait for "
+            f"the night's data, "
             "or set input.when_missing: empty to publish an empty partition"
         )
     formats = [object_format(info.uri, context.job.input.format) for info in objects]

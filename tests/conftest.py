@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tiny_models import make_model
 
 from demo.servers.seaweed import S3Endpoint, local_s3
 
@@ -35,3 +38,29 @@ def s3(s3_server: S3Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3End
     yield endpoint
     # The server deletes a bucket with its objects and gives its volumes back; hundreds of tests would use them up.
     client.delete_bucket(Bucket=endpoint.bucket)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT with three labels, 128 positions."""
+    return make_model(tmp_path_factory.mktemp("models") / "bert")
+
+
+# The only reasons for which a machine that runs CI may skip a test: things that it cannot have.
+ALLOWED_SKIPS = (
+    r"this CPU has no bf16",
+    r"needs an? (AWS Neuron|accelerator|GPU)",
+)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With CI set, a skipped test fails the suite unless its reason is on the list: nothing goes untested silently."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("CI") or reporter is None:
+        return
+    skipped = [str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])]
+    unexpected = [reason for reason in skipped if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS)]
+    if unexpected:
+        reporter.write_line("")
+        reporter.write_line(f"{len(unexpected)} tests were skipped that CI must run: {'; '.join(sorted(set(unexpected)))}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -44,7 +44,7 @@ class Objects:
         self._backends: dict[str, Backend] = {}
 
     def _backend(self, uri: str) -> Backend:
-        scheme = uri.partition("://")[0] if "://" in uri else "file"
+        scheme = uri.partition("://")[0] if "://" in uri else ""
         if scheme not in self._backends:
             self._backends[scheme] = _make_backend(scheme, uri)
         return self._backends[scheme]
@@ -143,8 +143,8 @@ def _make_backend(scheme: str, uri: str) -> Backend:
         from pipeline.objects.s3 import S3Objects
 
         return S3Objects()
-    if scheme == "file":
+    if scheme == "":
         from pipeline.objects.local import LocalObjects
 
         return LocalObjects()
-    raise StorageError(f"{uri}: unknown scheme {scheme!r}; use s3://bucket/key or a local path")
+    raise StorageError(f"{uri}: unknown scheme {scheme!r}; use s3://bucket/key or a plain local path")

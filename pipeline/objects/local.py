@@ -21,23 +21,27 @@ class LocalObjects:
     """The ETag of a local file is the digest of its content, so that touching a file changes nothing."""
 
     def __init__(self) -> None:
-        self._etags: dict[tuple[str, int, int], str] = {}
+        self._etags: dict[tuple[str, int, int, int, int], str] = {}
 
     def list_info(self, prefix: str) -> list[ObjectInfo]:
         folder = Path(prefix) if prefix.endswith("/") else Path(prefix).parent
         paths = sorted(str(path) for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
         wanted = [path for path in paths if path.startswith(prefix) and TEMPORARY_PREFIX not in path]
-        return [self.head(path) for path in wanted]
+        infos = []
+        for path in wanted:
+            with contextlib.suppress(FileNotFoundError):  # another process removed it meanwhile
+                infos.append(self.head(path))
+        return infos
 
     def head(self, uri: str) -> ObjectInfo:
         with _translated(uri):
             stat = os.stat(uri)
             if not os.path.isfile(uri):
                 raise FileNotFoundError(uri)
-            version = (uri, stat.st_size, stat.st_mtime_ns)
+            # Clocks of file systems tick in milliseconds: two writes of one size can have one time, but not one inode.
+            version = (uri, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
             if version not in self._etags:
-                with open(uri, "rb") as file:
-                    self._etags[version] = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+                self._etags[version] = _etag(uri)
             return ObjectInfo(uri, stat.st_size, self._etags[version])
 
     def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes:
@@ -61,11 +65,12 @@ class LocalObjects:
         if etag is None:
             return self.put_new(uri, data)
         with _translated(uri), _temporary(uri) as temporary, _locked(uri):
-            if not os.path.exists(uri) or self.head(uri).etag != etag:
-                return False
-            _write(temporary, data)
-            os.replace(temporary, uri)
-            return True
+            with contextlib.suppress(FileNotFoundError):
+                if _etag(uri) == etag:
+                    _write(temporary, data)
+                    os.replace(temporary, uri)
+                    return True
+            return False
 
     def upload_new(self, path: Path, uri: str) -> bool:
         with _translated(uri), _temporary(uri) as temporary:
@@ -83,6 +88,11 @@ class LocalObjects:
     def delete(self, uri: str) -> None:
         with _translated(uri), contextlib.suppress(FileNotFoundError):
             os.unlink(uri)
+
+
+def _etag(uri: str) -> str:
+    with open(uri, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def changed_error(uri: str) -> StorageError:

@@ -51,7 +51,7 @@ def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+    return np.exp(-np.logaddexp(0, -logits.astype(np.float64))).astype(np.float32)  # no overflow at either end
 
 
 task = Classify()
