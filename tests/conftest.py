@@ -62,5 +62,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     unexpected = [reason for reason in skipped if not any(re.search(allowed, reason) for allowed in ALLOWED_SKIPS)]
     if unexpected:
         reporter.write_line("")
-        reporter.write_line(f"{len(unexpected)} tests were skipped that CI must run: {'; '.join(sorted(set(unexpected)))}")
+        reporter.write_line(
+            f"{len(unexpected)} tests were skipped that CI must run: {'; '.join(sorted(set(unexpected)))}"
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
