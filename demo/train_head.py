@@ -36,6 +36,12 @@ TRAIN_LENGTH = 256
 """Longer reviews are cut here in training only: cost grows with length, and the verdict is mostly clear by then."""
 BATCH_TOKENS = 2048
 HELD_OUT_ROWS = 1000
+TEMPERATURE = 2.0
+"""Logits are divided by it when saved. Three epochs leave the model too sure of itself: on held-out rows other than the
+measured ones, log loss falls from 0.379 to 0.283 (300 of IMDB) and from 0.508 to 0.478 (157 of Rotten Tomatoes), and
+is near its least. It also halves what bf16 moves a score by. A power of two, so that float16 rounds no weight anew (but
+for subnormal ones, by 3e-8) and the measured labels stay.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +147,10 @@ def train(model: Any, batches: list[Batch]) -> None:
 
 
 def save_head(model: Any) -> int:
-    """Write what was trained as float16; returns the number of parameters."""
-    trained = {
-        name: value.detach().half().contiguous() for name, value in model.named_parameters() if value.requires_grad
-    }
+    """Write what was trained as float16, at TEMPERATURE; returns the number of parameters."""
+    trained = {name: value.detach().half() for name, value in model.named_parameters() if value.requires_grad}
+    for name in ("classifier.weight", "classifier.bias"):
+        trained[name] /= TEMPERATURE
     HEAD_DIR.mkdir(exist_ok=True)
     save_file(trained, HEAD_FILE)
     return sum(value.numel() for value in trained.values())
@@ -196,6 +202,7 @@ def main() -> None:
         "trained_parameters": parameters,
         "epochs": EPOCHS,
         "seed": SEED,
+        "temperature": TEMPERATURE,
         "train_cpu_s": train_cpu_s,
     }
     METRICS_FILE.write_text(json.dumps(metrics, indent=2) + "\n")
