@@ -37,7 +37,8 @@ class S3Objects:
     """One client per process; boto3's standard retry mode covers throttling, 5xx answers and broken connections."""
 
     def __init__(self) -> None:
-        self._client: S3Client = boto3.client(
+        # A session of its own: boto3's default one is not safe to use from threads and keeps its first credentials.
+        self._client: S3Client = boto3.session.Session().client(
             "s3",
             config=Config(
                 connect_timeout=5,

@@ -1,0 +1,70 @@
+"""The event log: what is written can be read back, also of steps that failed, and overlaps are counted once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.events import EventLog, read_events, timed, union_seconds
+from pipeline.objects import Objects
+
+
+def test_events_of_several_writers_are_read_by_their_start(tmp_path: Path) -> None:
+    objects, uri = Objects(), f"{tmp_path}/events/"
+    first, second = EventLog(objects, uri, step="infer", index=0), EventLog(objects, uri, step="infer", index=1)
+    first.write("shard", 3.0, 4.0, shard=7)
+    second.write("shard", 1.0, 2.0, text="a\u2028b\nc\ud800", path=Path("p"))
+    first.write("shard", 2.0, 5.0)
+    for log in (first, second):
+        log.flush()
+        log.flush()
+    found = read_events(objects, uri)
+    assert [(event["started"], event["index"]) for event in found] == [(1.0, 1), (2.0, 0), (3.0, 0)]
+    assert {event["event"] for event in found} == {"shard"}
+    assert found[0]["text"] == "a\u2028b\nc\ud800"
+    assert found[2]["shard"] == 7
+    assert all({"host", "pid", "ended", "step"} <= event.keys() for event in found)
+    assert len(objects.list(uri)) == 2, "one object per writer"
+
+
+def test_a_log_without_events_reads_as_none(tmp_path: Path) -> None:
+    objects, uri = Objects(), f"{tmp_path}/events/"
+    assert read_events(objects, uri) == []
+    EventLog(objects, uri).flush()
+    assert read_events(objects, uri) == []
+
+
+def test_a_timed_step_is_written_whether_it_succeeds_or_not(tmp_path: Path) -> None:
+    objects, uri = Objects(), f"{tmp_path}/events/"
+    log = EventLog(objects, uri, step="plan")
+    with timed(log, "plan") as fields:
+        fields["rows"] = 3
+    with pytest.raises(KeyError), timed(log, "plan"):
+        raise KeyError("x")
+    good, bad = read_events(objects, uri)
+    assert (good["ok"], good["rows"]) == (True, 3)
+    assert (bad["ok"], bad["error"]) == (False, "KeyError")
+    assert good["started"] <= good["ended"] <= bad["started"] <= bad["ended"]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "seconds"),
+    [
+        ([], 0.0),
+        ([(1.0, 3.0)], 2.0),
+        ([(1.0, 3.0), (2.0, 4.0), (10.0, 11.0)], 4.0),
+        ([(0.0, 10.0), (2.0, 3.0), (1.0, 9.0)], 10.0),
+        ([(5.0, 5.0), (1.0, 2.0), (1.0, 2.0)], 1.0),
+    ],
+)
+def test_union_seconds(intervals: list[tuple[float, float]], seconds: float) -> None:
+    assert union_seconds(intervals) == seconds
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted), max_size=12))
+def test_union_seconds_counts_each_second_once(intervals: list[list[int]]) -> None:
+    covered = {second for start, end in intervals for second in range(start, end)}
+    assert union_seconds([(float(start), float(end)) for start, end in intervals]) == len(covered)
