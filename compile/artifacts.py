@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from compile.shapes import Shape, canonical_json
 from compile.targets import Executable, Target
 
 CACHE_BYTES = 8 << 30
-GRACE_S = 86400.0
 FORMAT = 1
 """Of manifests and of the way artifacts are made; raising it makes every key new."""
 
@@ -160,18 +158,6 @@ class Manifest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """What a `gc` did."""
-
-    artifacts: tuple[str, ...]
-    """Keys whose manifests were deleted."""
-    blobs: tuple[str, ...]
-    """Digests of deleted blobs."""
-    waiting: tuple[str, ...]
-    """Digests of unused blobs whose grace has not passed."""
-
-
 class ArtifactStore:
     """Artifacts in an object store, read through a cache on the local disk. Safe for any number of processes."""
 
@@ -183,7 +169,7 @@ class ArtifactStore:
     def manifest(self, key: str) -> Manifest | None:
         """The manifest of a key, None when there is none. Raises ArtifactError when it cannot be read."""
         try:
-            data = self.blobs.get(self._manifest_uri(key))
+            data = self.blobs.get(self.manifest_uri(key))
         except FileNotFoundError:
             return None
         try:
@@ -198,7 +184,7 @@ class ArtifactStore:
 
     def exists(self, key: str) -> bool:
         """Whether there is a manifest, readable or not."""
-        return self.blobs.exists(self._manifest_uri(key))
+        return self.blobs.exists(self.manifest_uri(key))
 
     def check(self, spec: ArtifactSpec) -> Manifest:
         """The manifest of an artifact that exists whole and passed parity. Raises ArtifactError with what is wrong.
@@ -211,7 +197,7 @@ class ArtifactStore:
         reason = manifest.unfit(spec)
         if reason:
             raise ArtifactError(f"{_title(spec)} cannot be used: {reason}; {BUILD}")
-        gone = [name for name, file in manifest.files.items() if not self.blobs.exists(self._blob_uri(file.sha256))]
+        gone = [name for name, file in manifest.files.items() if not self.blobs.exists(self.blob_uri(file.sha256))]
         if gone:
             raise ArtifactError(f"{_title(spec)} has lost {', '.join(gone)} in {self.uri}; {BUILD}")
         return manifest
@@ -243,26 +229,26 @@ class ArtifactStore:
         """Store a directory's files, then its manifest, once. Who comes second gets the first one's manifest."""
         manifest = Manifest(
             spec=spec,
-            files={path.name: _artifact_file(path) for path in sorted(directory.iterdir())},
+            files={path.name: artifact_file(path) for path in sorted(directory.iterdir())},
             compile_seconds=compile_seconds,
             timing=timing,
             parity=parity,
             created_by={"python": sys.version.split()[0], **dict(spec.versions)},
         )
         self._upload(manifest, directory)
-        if self.blobs.put_new(self._manifest_uri(spec.key), canonical_json(manifest.to_json())):
+        if self.blobs.put_new(self.manifest_uri(spec.key), canonical_json(manifest.to_json())):
             self._upload(manifest, directory)  # a collection may have taken blobs that had no manifest yet
             return manifest
         return self.manifest(spec.key) or manifest
 
-    def keys(self) -> list[str]:
+    def artifact_keys(self) -> list[str]:
         """Every key that has a manifest, readable or not, sorted."""
         return [uri.rsplit("/", 1)[1].removesuffix(".json") for uri in self.blobs.list(f"{self.uri}/manifests/")]
 
     def list(self) -> list[Manifest]:
         """Every readable manifest, by key."""
         found = []
-        for key in self.keys():
+        for key in self.artifact_keys():
             try:
                 manifest = self.manifest(key)
             except ArtifactError:
@@ -282,7 +268,7 @@ class ArtifactStore:
         wrong = [reason for reason in [manifest.unfit(manifest.spec)] if reason]
         for name, file in manifest.files.items():
             try:
-                data = self.blobs.get(self._blob_uri(file.sha256))
+                data = self.blobs.get(self.blob_uri(file.sha256))
             except FileNotFoundError:
                 wrong.append(f"{name} is missing: there is no blob {file.sha256}")
                 continue
@@ -291,58 +277,38 @@ class ArtifactStore:
         return wrong
 
     def remove(self, key: str) -> None:
-        """Delete a manifest and blobs of it that are damaged; `gc` frees the sound ones, which others may share."""
+        """Delete a manifest and those of its blobs that are damaged; `compile.upkeep.gc` frees sound ones."""
         try:
             manifest = self.manifest(key)
         except ArtifactError:
             manifest = None
-        self.blobs.delete(self._manifest_uri(key))
+        self.blobs.delete(self.manifest_uri(key))
         for file in manifest.files.values() if manifest else ():
-            uri = self._blob_uri(file.sha256)
+            uri = self.blob_uri(file.sha256)
             with contextlib.suppress(FileNotFoundError):
                 if hashlib.sha256(self.blobs.get(uri)).hexdigest() != file.sha256:
                     self.blobs.delete(uri)
 
-    def gc(self, keep: Collection[str], now_s: float, grace_s: float = GRACE_S) -> Collected:
-        """Delete all artifacts but `keep`, and blobs that no artifact has used since a `gc` at least `grace_s` ago.
-
-        The grace is for builders at work: they store blobs first and the manifest last. `now_s` is Unix time.
-        """
-        dropped = [key for key in self.keys() if key not in keep]
-        for key in dropped:
-            self.blobs.delete(self._manifest_uri(key))
-        stored = {uri.rsplit("/", 1)[1] for uri in self.blobs.list(f"{self.uri}/blobs/")}
-        unused = stored - {file.sha256 for manifest in self.list() for file in manifest.files.values()}
-        since = {sha256: seen for sha256, seen in self._unused_since().items() if sha256 in unused}
-        expired = sorted(sha256 for sha256 in unused if now_s - since.get(sha256, now_s) >= grace_s)
-        for sha256 in expired:
-            self.blobs.delete(self._blob_uri(sha256))
-        waiting = {sha256: since.get(sha256, now_s) for sha256 in sorted(unused.difference(expired))}
-        self.blobs.put(f"{self.uri}/unused.json", canonical_json(waiting))
-        return Collected(tuple(dropped), tuple(expired), tuple(waiting))
-
-    def _unused_since(self) -> dict[str, float]:
-        try:
-            return {
-                sha256: float(seen) for sha256, seen in json.loads(self.blobs.get(f"{self.uri}/unused.json")).items()
-            }
-        except (FileNotFoundError, ValueError):
-            return {}
-
     def _upload(self, manifest: Manifest, directory: Path) -> None:
         for name, file in manifest.files.items():
-            uri = self._blob_uri(file.sha256)
-            if not self.blobs.exists(uri):
-                self.blobs.upload_new(directory / name, uri)
+            self.upload_blob(directory / name, file.sha256)
 
-    def _manifest_uri(self, key: str) -> str:
+    def upload_blob(self, path: Path, sha256: str) -> None:
+        """Store a file's content under its digest, unless it is there."""
+        if not self.blobs.exists(self.blob_uri(sha256)):
+            self.blobs.upload_new(path, self.blob_uri(sha256))
+
+    def manifest_uri(self, key: str) -> str:
+        """Where the manifest of a key lies."""
         return f"{self.uri}/manifests/{key}.json"
 
-    def _blob_uri(self, sha256: str) -> str:
+    def blob_uri(self, sha256: str) -> str:
+        """Where content of that digest lies."""
         return f"{self.uri}/blobs/{sha256}"
 
 
-def _artifact_file(path: Path) -> ArtifactFile:
+def artifact_file(path: Path) -> ArtifactFile:
+    """Digest and size of a file."""
     return ArtifactFile(sha256=file_digest(path), size_bytes=path.stat().st_size)
 
 

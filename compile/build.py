@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from compile.accuracy import LabelledRow, judge_accuracy, measure_accuracy
 from compile.artifacts import ArtifactSpec, ArtifactStore, BatchTiming, Manifest, artifact_spec
 from compile.batches import TokenRow, batch_rows
+from compile.conversions import converted_model
 from compile.errors import ArtifactError, CompileError
 from compile.model import ModelInfo, read_model
 from compile.parity import ParityRecord, Tolerance, compare, judge
@@ -37,6 +40,8 @@ def build_missing(
     samples: Sequence[TokenRow],
     tolerance: Tolerance,
     on_progress: Callable[[str], None] = lambda line: None,
+    *,
+    labelled: Sequence[LabelledRow] = (),
 ) -> list[Manifest]:
     """Manifests of all shapes of the plan, in its order; those without a fit artifact are built from `samples`.
 
@@ -52,9 +57,8 @@ def build_missing(
                 on_progress(f"{shape}: reused artifact {spec.key}")
                 manifests.append(found)
                 continue
-            manifest = build_artifact(
-                store, target, model, model_dir, spec, samples, tolerance, Path(work), reference=reference
-            )
+            given = (spec, samples, tolerance, Path(work))
+            manifest = build_artifact(store, target, model, model_dir, *given, reference=reference, labelled=labelled)
             on_progress(f"{shape}: built artifact {spec.key} in {manifest.compile_seconds:.2f} s, {_verdict(manifest)}")
             manifests.append(manifest)
     return manifests
@@ -71,6 +75,7 @@ def build_artifact(
     work_dir: Path,
     *,
     reference: Reference | None = None,
+    labelled: Sequence[LabelledRow] = (),
 ) -> Manifest:
     """Compile one shape, prove it on `samples` and publish it. Raises CompileError; then nothing was published.
 
@@ -79,26 +84,30 @@ def build_artifact(
     _check_inputs(target, model, model_dir, spec)
     check_rows(samples, model)
     reference = reference or Reference(model_dir, model.pad_token_id)
-    prepared = target.prepare(model_dir, work_dir, spec.precision, calibration_batches(samples, spec.shape, model))
+    prepared = converted_model(store, target, spec, model_dir, work_dir, calibration_batches(samples, model))
     out_dir = Path(tempfile.mkdtemp(dir=work_dir, prefix=f"{spec.shape}-"))
     try:
-        started = time.perf_counter()
-        target.compile(prepared, spec.shape, spec.precision, out_dir)
-        compile_seconds = time.perf_counter() - started
-        try:
-            executable = target.load(out_dir, spec.shape, spec.precision)
-        except ArtifactError as error:
-            raise CompileError(f"{spec.target} {spec.precision}: {spec.shape} does not load: {error}") from error
+        executable, compile_seconds = _compile_and_load(target, prepared, spec, out_dir)
         chosen = choose_samples(samples, spec.shape, model.max_positions)
-        record = prove(executable, chosen, reference, model, tolerance, target.versions())
+        record = prove(executable, chosen, reference, model, tolerance, target.versions(), labelled)
         if not record.passed:
             raise CompileError(f"{spec.target} {spec.precision}: {spec.shape} is refused: {'; '.join(record.reasons)}")
-        timing = measure(
-            executable, chosen, model.pad_token_id, time.thread_time if target.on_cpu else time.perf_counter
-        )
+        clock = time.thread_time if target.on_cpu else time.perf_counter
+        timing = measure(executable, chosen, model.pad_token_id, clock)
         return store.publish(spec, out_dir, compile_seconds=compile_seconds, timing=timing, parity=record)
     finally:
         shutil.rmtree(out_dir, ignore_errors=True)
+
+
+def _compile_and_load(target: Target, prepared: Path, spec: ArtifactSpec, out_dir: Path) -> tuple[Executable, float]:
+    """The executable as a worker would load it, and the seconds that compiling took."""
+    started = time.perf_counter()
+    target.compile(prepared, spec.shape, spec.precision, out_dir)
+    compile_seconds = time.perf_counter() - started
+    try:
+        return target.load(out_dir, spec.shape, spec.precision), compile_seconds
+    except ArtifactError as error:
+        raise CompileError(f"{spec.target} {spec.precision}: {spec.shape} does not load: {error}") from error
 
 
 def prove(
@@ -108,24 +117,16 @@ def prove(
     model: ModelInfo,
     tolerance: Tolerance,
     versions: dict[str, str],
+    labelled: Sequence[LabelledRow] = (),
 ) -> ParityRecord:
     """Run every sample in full and in partial batches, at several positions, and compare with the reference."""
     rows = [sample.row for sample in samples]
     expected = np.stack([reference.logits(row) for row in rows])
-    got, where = [], []
-    moved: set[int] = set()
-    first: dict[int, bytes] = {}
-    for group in _groups(len(rows), executable.shape.batch):
-        logits = executable.run(batch_rows([rows[index] for index in group], executable.shape, model.pad_token_id))
-        for position, index in enumerate(group):
-            if first.setdefault(index, logits[position].tobytes()) != logits[position].tobytes():
-                moved.add(index)
-            got.append(logits[position])
-            where.append(index)
-    # Rows are NaN for a reason of their own, which is told apart from rows that change with their neighbours.
-    moved = {index for index in moved if np.isfinite(got[where.index(index)]).all()}
-    found = compare(expected[where], np.stack(got), model.problem_type)
-    reasons = judge(found, tolerance, len(moved))
+    logits, where = _run_groups(executable, rows, model.pad_token_id)
+    moved = [index for index in range(len(rows)) if _moves(logits[where == index])]
+    found = compare(expected[where], logits, model.problem_type)
+    accuracy = measure_accuracy(executable, labelled, reference, model)
+    reasons = judge(found, tolerance, len(moved)) + judge_accuracy(accuracy, tolerance.max_accuracy_drop)
     return ParityRecord(
         passed=not reasons,
         reasons=reasons,
@@ -139,7 +140,25 @@ def prove(
         made_rows=sum(sample.made for sample in samples),
         tolerance=tolerance,
         versions=versions,
+        accuracy=accuracy,
     )
+
+
+def _run_groups(
+    executable: Executable, rows: Sequence[TokenRow], pad_token_id: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Logits (results, labels) of every row in several places, and the row that each result is of (results,)."""
+    logits, where = [], []
+    for group in _groups(len(rows), executable.shape.batch):
+        batch = batch_rows([rows[index] for index in group], executable.shape, pad_token_id)
+        logits.append(executable.run(batch)[: len(group)])
+        where.extend(group)
+    return np.concatenate(logits), np.array(where, np.int64)
+
+
+def _moves(logits: NDArray[np.float32]) -> bool:
+    """Whether a row's results (places, labels) differ in any bit; NaN is told as such, not as a move."""
+    return bool(np.isfinite(logits).all()) and len({line.tobytes() for line in logits}) > 1
 
 
 def measure(
@@ -162,7 +181,7 @@ def measure(
     )
 
 
-def calibration_batches(samples: Sequence[TokenRow], shape: Shape, model: ModelInfo) -> list[EncoderBatch]:
+def calibration_batches(samples: Sequence[TokenRow], model: ModelInfo) -> list[EncoderBatch]:
     """Real rows, one per batch and unpadded, for precisions whose scales are measured. The same for every shape."""
     chosen = list(samples)[:: max(1, len(samples) // CALIBRATION_ROWS)][:CALIBRATION_ROWS]
     return [batch_rows([row], Shape(length=len(row), batch=1), model.pad_token_id) for row in chosen]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.accuracy import Accuracy
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -19,6 +21,8 @@ class Tolerance:
     """The mean over all logits."""
     max_label_flips: float = 0.0
     """Share of rows whose label may differ, among rows whose label is clear (see CLEAR_MARGIN)."""
+    max_accuracy_drop: float = 0.01
+    """How much accuracy on labelled rows may be lost, where the job has labels."""
 
 
 CLEAR_MARGIN = 0.01
@@ -57,6 +61,8 @@ class ParityRecord:
     tolerance: Tolerance
     versions: dict[str, str]
     """Toolchain versions that the comparison ran with."""
+    accuracy: Accuracy | None = None
+    """On labelled rows; None when the job has none."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,6 +73,7 @@ class ParityRecord:
         values["reasons"] = tuple(values["reasons"])
         values["lengths"] = tuple(values["lengths"])
         values["tolerance"] = Tolerance(**values["tolerance"])
+        values["accuracy"] = Accuracy(**values["accuracy"]) if values.get("accuracy") else None
         return cls(**values)
 
 

@@ -41,21 +41,12 @@ def plan_shapes(
     last = min((shape.length for shape in candidates if shape.length >= max_length), default=None)
     if last is None:
         raise ValueError(f"no candidate shape holds {max_length} tokens")
-    fixed = fixed_seconds or {}
     # Per length the cheapest per row first, so that a shape without rows tonight serves a later night best.
     shapes = sorted(
         {shape for shape in candidates if shape.length <= last},
         key=lambda shape: (shape.length, costs.seconds(shape)[0] / shape.batch, shape.batch),
     )
-    lengths = sorted({shape.length for shape in shapes})
-    boundary_of = {length: index for index, length in enumerate(lengths, start=1)}
-    options = Options(
-        below=np.array([0, *(_rows_up_to(counts, length) for length in lengths)], np.int64),
-        boundary=np.array([boundary_of[shape.length] for shape in shapes], np.int64),
-        batch=np.array([shape.batch for shape in shapes], np.int64),
-        seconds=np.array([costs.seconds(shape)[0] for shape in shapes]),
-        fixed=np.array([fixed.get(shape, 0.0) for shape in shapes]),
-    )
+    options = _options(shapes, counts, costs, fixed_seconds or {})
 
     def total(chosen: Sequence[int]) -> float:
         plan = make_plan([shapes[index] for index in chosen], costs)
@@ -103,6 +94,21 @@ def padding_efficiency(plan: ShapePlan, counts: NDArray[np.int64]) -> float:
     slots = sum(number * shape.slot_tokens for number, shape in zip(numbers, plan.shapes, strict=True))
     real = int((np.arange(len(counts)) * counts).sum())
     return real / slots if slots else 1.0
+
+
+def _options(
+    shapes: Sequence[Shape], counts: NDArray[np.int64], costs: Costs, fixed_seconds: Mapping[Shape, float]
+) -> Options:
+    """The search's arrays for shapes that are sorted by length."""
+    lengths = sorted({shape.length for shape in shapes})
+    boundary_of = {length: index for index, length in enumerate(lengths, start=1)}
+    return Options(
+        below=np.array([0, *(_rows_up_to(counts, length) for length in lengths)], np.int64),
+        boundary=np.array([boundary_of[shape.length] for shape in shapes], np.int64),
+        batch=np.array([shape.batch for shape in shapes], np.int64),
+        seconds=np.array([costs.seconds(shape)[0] for shape in shapes]),
+        fixed=np.array([fixed_seconds.get(shape, 0.0) for shape in shapes]),
+    )
 
 
 def _check_counts(counts: NDArray[np.int64], max_length: int) -> None:

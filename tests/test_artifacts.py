@@ -21,6 +21,7 @@ from compile.errors import ArtifactError
 from compile.model import read_model
 from compile.shapes import Shape, canonical_json
 from compile.targets import load_target
+from compile.upkeep import gc
 
 SHAPE = Shape(length=32, batch=4)
 SPEC = ArtifactSpec(
@@ -203,21 +204,21 @@ def test_gc_keeps_what_is_kept_and_gives_builders_their_grace(tmp_path: Path, ti
     keep, drop = build(store, tiny_model, [Shape(16, 8), SHAPE])
     orphan = store.blobs.put_new(f"{store.uri}/blobs/{'a' * 64}", b"from a builder that died, or is still at work")
     assert orphan
-    first = store.gc({keep.key}, now_s=1000.0, grace_s=60)
+    first = gc(store, {keep.key}, now_s=1000.0, grace_s=60)
     assert (first.artifacts, first.blobs, first.waiting) == ((drop.key,), (), ("a" * 64,))
-    assert store.gc({keep.key}, now_s=1059.0, grace_s=60).blobs == ()
-    assert store.gc({keep.key}, now_s=1060.0, grace_s=60).blobs == ("a" * 64,)
+    assert gc(store, {keep.key}, now_s=1059.0, grace_s=60).blobs == ()
+    assert gc(store, {keep.key}, now_s=1060.0, grace_s=60).blobs == ("a" * 64,)
     assert store.verify(keep.key) == []
     assert [manifest.key for manifest in store.list()] == [keep.key]
-    assert store.gc((), now_s=2000.0, grace_s=0).blobs == tuple(sorted(f.sha256 for f in keep.files.values()))
+    assert gc(store, (), now_s=2000.0, grace_s=0).blobs == tuple(sorted(f.sha256 for f in keep.files.values()))
 
 
 def test_a_blob_that_is_used_again_loses_its_mark(tmp_path: Path, tiny_model: Path) -> None:
     store = open_store(tmp_path)
     build(store, tiny_model, [SHAPE])
-    store.gc((), now_s=0.0, grace_s=60)
+    gc(store, (), now_s=0.0, grace_s=60)
     manifest = build(store, tiny_model, [SHAPE])[0]
-    assert store.gc({manifest.key}, now_s=100.0, grace_s=60).blobs == ()
+    assert gc(store, {manifest.key}, now_s=100.0, grace_s=60).blobs == ()
     assert store.verify(manifest.key) == []
 
 

@@ -51,7 +51,7 @@ def change_weight(model_dir: Path, name: str, value: float | None) -> None:
 
 
 def nothing_was_published(store: ArtifactStore) -> bool:
-    return store.keys() == []
+    return store.artifact_keys() == []
 
 
 @pytest.mark.parametrize("target", ["torch", "openvino", "onnxruntime"])
