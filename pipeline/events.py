@@ -51,8 +51,14 @@ def timed(log: EventLog, event: str) -> Iterator[dict[str, Any]]:
         fields.update(ok=False, error=type(error).__name__)
         raise
     finally:
-        log.write(event, started, time.time(), **fields)
+        log.write(event, started, time.time(), **fields, peak_memory_bytes=peak_memory_bytes())
         log.flush()
+
+
+def peak_memory_bytes() -> int:
+    """Most resident memory that this process ever had. Not getrusage: its figure is inherited over fork and exec."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
 
 def read_events(objects: Objects, uri: str) -> list[dict[str, Any]]:

@@ -43,11 +43,12 @@ def _headline(report: dict[str, Any]) -> RenderableType:
 
 
 def _steps(report: dict[str, Any]) -> RenderableType:
-    table = Table(title="seconds by step", title_justify="left")
+    table = Table(title="seconds and peak memory of a process, by step", title_justify="left")
     for step in report["seconds"]:
         table.add_column(step, justify="right")
     table.add_column("total", justify="right")
     table.add_row(*(f"{value:.2f}" for value in report["seconds"].values()), f"{report['total_seconds']:.2f}")
+    table.add_row(*(f"{_number(value)} MB" for value in report["peak_memory_mb"].values()), "", style="dim")
     return table
 
 

@@ -42,6 +42,7 @@ def make_report(context: Context, plan: RunPlan, manifest: Manifest, events: lis
         "slot_tokens": slot_tokens,
         "padding_efficiency": manifest.real_tokens / slot_tokens if slot_tokens else None,
         "seconds": {step: round(value, 3) for step, value in seconds.items()},
+        "peak_memory_mb": {step: _peak_memory_mb(events, step) for step in STEPS},
         "total_seconds": round(total, 3),
         "rows_per_second": manifest.predicted / total if total else None,
         "infer_rows_per_second": manifest.predicted / seconds["infer"] if seconds["infer"] else None,
@@ -79,6 +80,12 @@ def load_report(context: Context) -> dict[str, Any] | None:
 
 def _intervals(events: list[dict[str, Any]], step: str) -> list[tuple[float, float]]:
     return [(event["started"], event["ended"]) for event in events if event["event"] == step]
+
+
+def _peak_memory_mb(events: list[dict[str, Any]], step: str) -> float | None:
+    """Largest resident memory of any process that did the step; a process may have done other steps before."""
+    peaks = [event["peak_memory_bytes"] for event in events if event["event"] == step and "peak_memory_bytes" in event]
+    return round(max(peaks) / 1e6, 1) if peaks else None
 
 
 def _distinct_shards(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -159,4 +166,5 @@ def _metrics_table(report: dict[str, Any]) -> pa.Table:
         for name in names
     }  # fmt: skip
     columns |= {f"{step}_seconds": (float, report["seconds"][step]) for step in STEPS}
+    columns |= {f"{step}_peak_memory_mb": (float, report["peak_memory_mb"][step]) for step in STEPS}
     return pa.table({name: pa.array([value], types[kind]) for name, (kind, value) in columns.items()})
