@@ -21,7 +21,9 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -31,8 +33,8 @@ from bench.contestants import CONTESTANTS, write_ir
 from bench.rows import SETS, write_night
 from demo.sentiment_model import build_sentiment_model
 
-ROWS = {"tweets": 5_000, "reviews": 400}
-SAMPLE_ROWS = {"tweets": 400, "reviews": 60}
+ROWS = {"tweets": 4_000, "reviews": 300}
+SAMPLE_ROWS = {"tweets": 300, "reviews": 40}
 START_ROWS = 8
 ROUNDS = 3
 LENGTHWISE = "Lengthwise"
@@ -95,7 +97,7 @@ def cpu_seconds(bench: Bench, command: list[str]) -> tuple[float, str]:
         "LENGTHWISE_CACHE": str(bench.folder / "cache"),
         "LENGTHWISE_LOCK_DIR": str(bench.folder / "locks"),
     }
-    log = bench.folder / "log.txt"
+    log = bench.folder / f"core-{bench.core}.log"
     with log.open("wb") as output:
         pinned = ["taskset", "-c", str(bench.core), *command]
         child = subprocess.Popen(pinned, env=environment, stdout=output, stderr=output)
@@ -107,21 +109,29 @@ def cpu_seconds(bench: Bench, command: list[str]) -> tuple[float, str]:
     return usage.ru_utime + usage.ru_stime, said.rpartition("\n")[2]
 
 
-def prepare(bench: Bench) -> None:
-    """The model, its conversion, and Lengthwise's plan and artifacts: what exists before any night."""
-    build_sentiment_model(bench.model)
-    write_ir(bench.model)
-    for name, texts in SETS.items():
-        rows = texts()[: ROWS[name]]
-        write_night(stratified(rows, SAMPLE_ROWS[name]), bench.folder / f"{name}-sample")
-        nights = bench.folder / name
-        bench.job(name).write_text(
-            JOB.format(name=name, model=bench.model, nights=nights, output=bench.folder / f"{name}-output")
-        )
-        for number in range(ROUNDS + 1):
-            write_night(rows, bench.night(name, f"2026-01-{number + 1:02d}"))
-            write_night(stratified(rows, START_ROWS), bench.night(name, f"2026-02-{number + 1:02d}"))
-        lengthwise(bench, name, "2026-01-01")
+def prepare(folder: Path, cores: set[int]) -> None:
+    """The model, its conversion, and Lengthwise's plan and artifacts: what exists before any night. Unmeasured."""
+    build_sentiment_model(folder / "model")
+    write_ir(folder / "model")
+    benches = cycle(Bench(folder, core) for core in sorted(cores))
+    with ThreadPoolExecutor(len(cores)) as pool:
+        for warm_up in [pool.submit(prepare_set, bench, name) for bench, name in zip(benches, SETS, strict=False)]:
+            warm_up.result()
+
+
+def prepare_set(bench: Bench, name: str) -> None:
+    """The nights of one set, and a first run of Lengthwise over one of them."""
+    texts = SETS[name]
+    rows = texts()[: ROWS[name]]
+    write_night(stratified(rows, SAMPLE_ROWS[name]), bench.folder / f"{name}-sample")
+    nights = bench.folder / name
+    bench.job(name).write_text(
+        JOB.format(name=name, model=bench.model, nights=nights, output=bench.folder / f"{name}-output")
+    )
+    for number in range(ROUNDS + 1):
+        write_night(rows, bench.night(name, f"2026-01-{number + 1:02d}"))
+        write_night(stratified(rows, START_ROWS), bench.night(name, f"2026-02-{number + 1:02d}"))
+    lengthwise(bench, name, "2026-01-01")
 
 
 def stratified(texts: list[str], count: int) -> list[str]:
@@ -206,7 +216,8 @@ def table(answers: Answers) -> str:
             mark = "" if who in (LENGTHWISE, EXECUTING, BOUND) else f"{cost.loop_s / ours:.2f}x"
             goal = f"  (goal {GOALS[who]}x)" if who in GOALS else ""
             lines.append(f"  {who:<32} {cost.start_s:9.2f} {cost.loop_s:13.3f} {mark:>14}{goal}")
-        lines.append(f"  {found[BOUND].loop_s / found[EXECUTING].loop_s:.0%} of the bound (goal 85 %)\n")
+        share, whole = (found[BOUND].loop_s / found[who].loop_s for who in (EXECUTING, LENGTHWISE))
+        lines.append(f"  {share:.0%} of the bound while executing (goal 85 %; wall clock), {whole:.0%} end to end\n")
     return "\n".join(lines)
 
 
@@ -215,14 +226,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    began = time.monotonic()
+    began, cores = time.monotonic(), os.sched_getaffinity(0)
 
     def say(line: str) -> None:
         sys.stderr.write(f"[{time.monotonic() - began:4.0f} s] {line}\n")
 
     with tempfile.TemporaryDirectory(prefix="lengthwise-bench-") as folder:
-        bench = Bench(Path(folder), max(os.sched_getaffinity(0)))
-        prepare(bench)
+        bench = Bench(Path(folder), max(cores))
+        prepare(bench.folder, cores)
         say("model, nights, plans and artifacts are ready")
         answers = measure(bench, say)
         check_agreement(bench)

@@ -43,4 +43,5 @@ def test_the_table_says_how_many_times_faster() -> None:
     text = table({"tweets": {who: Cost(0.0, value) for who, value in seconds.items()}})
     assert text.count("10.00x") == 2
     assert "1.50x" in text
-    assert "94% of the bound" in text
+    assert "94% of the bound while executing" in text
+    assert "75% end to end" in text
