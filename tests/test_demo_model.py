@@ -121,3 +121,23 @@ def test_the_reference_keeps_order_and_does_not_depend_on_the_batch(model_dir: P
     for one in together:
         assert one.score == max(one.scores)
         assert sum(one.scores) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_reference_command_counts_usable_rows_by_night(model_dir: Path, tmp_path: Path) -> None:
+    rows = ['{"review_id": "a", "text": "wonderful"}', '{"review_id": "b", "text": null}', '{"review_id": "c", "te']
+    for ds, lines in (("2026-11-24", rows), ("2026-11-25", [*rows, '{"review_id": "d", "text": "terrible"}'])):
+        (tmp_path / f"ds={ds}").mkdir()
+        (tmp_path / f"ds={ds}" / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-m", "demo.reference", str(model_dir), str(tmp_path), "--json"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    assert (done.returncode, json.loads(done.stdout)) == (
+        0,
+        {
+            "2026-11-24": {"rows": 1, "positive": 1, "share": 1.0},
+            "2026-11-25": {"rows": 2, "positive": 1, "share": 0.5},
+        },
+    )
+    absent = subprocess.run([*command, "--ds", "2026-12-01"], capture_output=True, text=True, check=False, cwd=root)
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert f"there is no {tmp_path / 'ds=2026-12-01'}" in absent.stderr
