@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing
 import os
@@ -160,6 +161,34 @@ def test_a_pinned_read_fails_once_the_object_changed(objects: Objects, base: str
             read()
     objects.put(uri, b"first")
     assert objects.get(uri, etag=pinned.etag) == b"first", "the same bytes are the same version"
+
+
+def test_a_pinned_read_never_returns_another_version(objects: Objects, base: str) -> None:
+    """While another thread replaces the object, each pinned read gives the pinned bytes or an error."""
+    uri = f"{base}/x"
+    objects.put(uri, b"0000")
+    stop = threading.Event()
+    etags = {}
+    for number in range(3):
+        objects.put(uri, b"%04d" % number)
+        etags[objects.head(uri).etag] = b"%04d" % number
+
+    def replace() -> None:
+        writer = Objects()
+        while not stop.is_set():
+            for number in range(3):
+                writer.put(uri, b"%04d" % number)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(replace)
+        try:
+            for _ in range(400 if base.startswith("/") else 20):
+                etag = objects.head(uri).etag
+                with contextlib.suppress(StorageError):
+                    assert objects.get(uri, etag=etag) == etags[etag]
+        finally:
+            stop.set()
+        writing.result(60)
 
 
 def test_another_client_sees_the_change(objects: Objects, base: str) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 from pipeline.errors import StorageError
@@ -35,21 +36,26 @@ class LocalObjects:
 
     def head(self, uri: str) -> ObjectInfo:
         with _translated(uri):
-            stat = os.stat(uri)
-            if not os.path.isfile(uri):
+            if os.path.isdir(uri):
                 raise FileNotFoundError(uri)
-            # Clocks of file systems tick in milliseconds: two writes of one size can have one time, but not one inode.
-            version = (uri, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-            if version not in self._etags:
-                self._etags[version] = _etag(uri)
-            return ObjectInfo(uri, stat.st_size, self._etags[version])
+            with open(uri, "rb") as file:
+                return ObjectInfo(uri, os.fstat(file.fileno()).st_size, self._etag(uri, file))
 
     def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes:
         with _translated(uri), open(uri, "rb") as file:
-            if etag is not None and self.head(uri).etag != etag:
+            if etag is not None and self._etag(uri, file) != etag:
                 raise changed_error(uri)
             file.seek(start)
             return file.read() if stop is None else file.read(stop - start)
+
+    def _etag(self, uri: str, file: BufferedReader) -> str:
+        """Of the opened file, not of the path: another may have taken its name since."""
+        stat = os.fstat(file.fileno())
+        # Clocks of file systems tick in milliseconds: two writes of one size can have one time, but not one inode.
+        version = (uri, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        if version not in self._etags:
+            self._etags[version] = _digest(file)
+        return self._etags[version]
 
     def put(self, uri: str, data: bytes) -> None:
         with _translated(uri), _temporary(uri) as temporary:
@@ -65,12 +71,15 @@ class LocalObjects:
         if etag is None:
             return self.put_new(uri, data)
         with _translated(uri), _temporary(uri) as temporary, _locked(uri):
-            with contextlib.suppress(FileNotFoundError):
-                if _etag(uri) == etag:
-                    _write(temporary, data)
-                    os.replace(temporary, uri)
-                    return True
-            return False
+            try:
+                with open(uri, "rb") as file:
+                    same = _digest(file) == etag
+            except FileNotFoundError:
+                return False
+            if same:
+                _write(temporary, data)
+                os.replace(temporary, uri)
+            return same
 
     def upload_new(self, path: Path, uri: str) -> bool:
         with _translated(uri), _temporary(uri) as temporary:
@@ -90,9 +99,8 @@ class LocalObjects:
             os.unlink(uri)
 
 
-def _etag(uri: str) -> str:
-    with open(uri, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+def _digest(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def changed_error(uri: str) -> StorageError:
