@@ -14,8 +14,11 @@ from compile.model import ModelInfo
 from compile.shapes import Shape
 from compile.targets import Target
 
-MIN_POINTS = 4
-"""Measured shapes below which the defaults' form is kept and only scaled: a fit of three numbers needs more."""
+PRIOR = 1e-3
+"""Weight of the default form against the squared relative errors of the points, per coefficient.
+
+Artifacts are built for shapes of nearly equal slot tokens, which alone cannot tell a cost per batch from one per token.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,17 @@ def default_costs(target_name: str) -> CostModel:
 
 
 def fit_costs(measured: Mapping[Shape, float], default: Coefficients) -> CostModel:
-    """A model through measured shapes. Few points only scale `default`; no point leaves it as it is."""
+    """A model through measured shapes; what the points leave open keeps the ratios of `default`."""
     points = {shape: seconds for shape, seconds in sorted(measured.items()) if seconds > 0}
     if not points:
         return CostModel(default)
     seconds = np.array(list(points.values()))
-    if len(points) < MIN_POINTS or len({shape.length for shape in points}) < 3:
-        scale = float(np.median(seconds / np.array([default.seconds(shape) for shape in points])))
-        scaled = Coefficients(default.per_batch * scale, default.per_token * scale, default.per_token_length * scale)
-        return CostModel(scaled, points)
+    scale = float(np.median(seconds / np.array([default.seconds(shape) for shape in points])))
+    expected = scale * np.array([default.per_batch, default.per_token, default.per_token_length])
     rows = np.array([_features(shape) for shape in points]) / seconds[:, None]
-    return CostModel(Coefficients(*_least_squares(rows)), points)
+    prior = np.sqrt(PRIOR) * np.diag(1 / expected)
+    target = np.concatenate([np.ones(len(points)), np.full(3, np.sqrt(PRIOR))])
+    return CostModel(Coefficients(*_least_squares(np.concatenate([rows, prior]), target)), points)
 
 
 def job_costs(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> CostModel:
@@ -89,14 +92,14 @@ def _features(shape: Shape) -> NDArray[np.float64]:
     return np.array([1.0, shape.slot_tokens, shape.slot_tokens * shape.length])
 
 
-def _least_squares(rows: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Non-negative x that minimises |rows @ x - 1|, so relative errors: the best over all choices of zero terms."""
+def _least_squares(rows: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Non-negative x that minimises |rows @ x - target|: the best over all choices of terms that are zero."""
     best, best_error = np.zeros(3), np.inf
     for size in (3, 2, 1):
         for chosen in itertools.combinations(range(3), size):
             solution = np.zeros(3)
-            solution[list(chosen)] = np.linalg.lstsq(rows[:, chosen], np.ones(len(rows)), rcond=None)[0]
-            error = float(np.square(rows @ solution - 1).sum())
+            solution[list(chosen)] = np.linalg.lstsq(rows[:, chosen], target, rcond=None)[0]
+            error = float(np.square(rows @ solution - target).sum())
             if (solution >= 0).all() and error < best_error:
                 best, best_error = solution, error
     return float(best[0]), float(best[1]), float(best[2])

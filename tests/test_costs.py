@@ -25,13 +25,23 @@ def test_the_fit_recovers_the_costs_that_made_the_points() -> None:
     for shape in (Shape(100, 7), Shape(1024, 2)):
         seconds, measured = fitted.seconds(shape)
         assert not measured
-        assert seconds == pytest.approx(TRUTH.seconds(shape), rel=1e-6)
+        assert seconds == pytest.approx(TRUTH.seconds(shape), rel=0.02)
 
 
 def test_few_points_scale_the_default_costs() -> None:
     default = default_costs("openvino").fitted
     scaled = fit_costs({Shape(64, 8): 3 * default.seconds(Shape(64, 8))}, default)
     assert scaled.seconds(Shape(256, 4))[0] == pytest.approx(3 * default.seconds(Shape(256, 4)))
+
+
+def test_shapes_of_equal_slot_tokens_do_not_make_batches_cost_and_tokens_free() -> None:
+    truth = Coefficients(per_batch=1.2e-3, per_token=1.1e-4, per_token_length=8e-8)
+    points = {Shape(1024 // batch, batch): truth.seconds(Shape(1024 // batch, batch)) for batch in (2, 4, 8, 16, 32)}
+    fitted = fit_costs(points, default_costs("openvino").fitted)
+    for shape in points:
+        assert fitted.fitted.seconds(shape) == pytest.approx(truth.seconds(shape), rel=0.02)
+    for shape in (Shape(64, 8), Shape(64, 32), Shape(512, 4), Shape(512, 1)):  # half and twice the slot tokens
+        assert fitted.fitted.seconds(shape) == pytest.approx(truth.seconds(shape), rel=0.1)
 
 
 def test_no_point_leaves_the_default_costs() -> None:
