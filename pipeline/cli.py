@@ -159,6 +159,11 @@ def step_compile(job: StepJob, ds: Ds, run: Run) -> None:
 @step_app.command("infer")
 def step_infer(job: StepJob, ds: Ds, run: Run, index: Index = 0, of: Of = 1) -> None:
     """Work as one of the workers, on a core of its own."""
+    import os
+
+    from pipeline.cores import ONE_THREAD
+
+    os.environ.update(ONE_THREAD)  # before any runtime is imported
     from pipeline import steps
 
     _result(steps.infer(_context(job, ds), run, index, of))

@@ -12,7 +12,6 @@ from compile.errors import ArtifactError
 from pipeline import steps
 from pipeline.building import require_frozen_artifacts, unfit_artifacts
 from pipeline.context import Context
-from pipeline.cores import ONE_THREAD
 from pipeline.errors import JobError, LengthwiseError, WorkerError
 from pipeline.layout import shard_object
 from pipeline.processes import StepProcess
@@ -71,7 +70,7 @@ def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
     planned = load_run(context.objects, run_uri)
     if not planned.shards or not unfit_artifacts(context, planned.model, planned.shape_plan):
         return {"built": 0, "reused": len(planned.artifacts)}
-    process = StepProcess(_arguments(context, job_file, "compile", run_uri), {}, context.say, lambda rows: None)
+    process = StepProcess(_arguments(context, job_file, "compile", run_uri), context.say, lambda rows: None)
     code, result = process.wait()
     if code:
         raise _child_error("compile", code, process)
@@ -89,7 +88,6 @@ def infer(context: Context, job_file: Path, run_uri: str, bar: Progress = no_bar
             processes = [
                 StepProcess(
                     [*_arguments(context, job_file, "infer", run_uri), "--index", str(index), "--of", str(count)],
-                    ONE_THREAD,
                     context.say,
                     advance,
                 )

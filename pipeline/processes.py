@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 PARENT_VARIABLE = "LENGTHWISE_PARENT_PID"
@@ -36,7 +36,6 @@ class StepProcess:
     def __init__(
         self,
         arguments: list[str],
-        environment: Mapping[str, str],
         say: Callable[[str], None],
         advance: Callable[[int], None],
     ) -> None:
@@ -51,7 +50,7 @@ class StepProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, **environment, PARENT_VARIABLE: str(os.getpid())},
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
         )
         self._threads = [
             threading.Thread(target=follow, daemon=True) for follow in (self._follow_out, self._follow_err)

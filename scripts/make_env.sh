@@ -56,7 +56,8 @@ uv_like_pip() { # uv has settings of its own: give it pip's, where the user set 
 
 install_locked() {
     local locks=(-r requirements.lock -r requirements-data.lock)
-    if ! "$venv/bin/uv" pip install --python "$venv/bin/python" --quiet --no-deps --require-hashes "${locks[@]}"; then
+    if ! "$venv/bin/uv" pip install --python "$venv/bin/python" --quiet --compile-bytecode \
+        --no-deps --require-hashes "${locks[@]}"; then
         say "uv could not install the lock with pip's settings; pip itself tries (slower)"
         "$venv/bin/python" -m pip install --quiet --no-deps --require-hashes "${locks[@]}"
     fi
