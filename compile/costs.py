@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from compile.artifacts import ArtifactStore
 from compile.model import ModelInfo
-from compile.shapes import Shape
+from compile.shapes import Shape, canonical_json
 from compile.targets import Target
 
 PRIOR = 1e-3
@@ -77,15 +79,29 @@ def fit_costs(measured: Mapping[Shape, float], default: Coefficients) -> CostMod
 
 
 def job_costs(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> CostModel:
-    """Costs from what the store's artifacts measured for this target, machine kind, model and precision."""
+    """Costs from what was measured for this target, machine kind, model and precision: at builds, and by a probe."""
     wanted = (target.name, target.machine(), model.digest, precision)
-    measured: dict[Shape, list[float]] = {}
+    measured = {shape: [seconds] for shape, seconds in _probed(store, probed_uri(store, target, model, precision))}
     for manifest in store.list():
         spec = manifest.spec
         if (spec.target, spec.machine, spec.model_digest, spec.precision) == wanted and manifest.timing:
             measured.setdefault(spec.shape, []).append(manifest.timing.median_s)
     medians = {shape: float(np.median(values)) for shape, values in measured.items()}
     return fit_costs(medians, default_costs(target.name).fitted)
+
+
+def probed_uri(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> str:
+    """Where compile.probe keeps its seconds by shape."""
+    identity = [target.name, target.versions(), target.machine(), model.digest, precision]
+    return f"{store.uri}/costs/{hashlib.sha256(canonical_json(identity)).hexdigest()[:32]}.json"
+
+
+def _probed(store: ArtifactStore, uri: str) -> list[tuple[Shape, float]]:
+    try:
+        data = json.loads(store.blobs.get(uri))
+        return [(Shape.parse(shape), float(seconds)) for shape, seconds in data.items()]
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return []  # costs steer a plan and nothing else: without them it is planned by the defaults
 
 
 def _features(shape: Shape) -> NDArray[np.float64]:
