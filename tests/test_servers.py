@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
+from demo.servers.postgres import local_postgres
 from demo.servers.process import ServerError, free_ports, kept, tail, wait_ready
 from demo.servers.seaweed import S3Endpoint, local_s3
 
@@ -134,6 +136,44 @@ def test_a_server_that_hangs_is_given_up_and_stopped(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"not ready within 0.1 s"), kept(argv, log) as process:
         wait_ready(process, "slow", log, lambda: False, timeout_s=0.1)
     assert process.poll() is not None
+
+
+def test_postgres_keeps_its_data_and_only_its_owner_reaches_it(tmp_path: Path) -> None:
+    with local_postgres(tmp_path / "pg") as first, first.connect() as connection:
+        connection.execute("CREATE TABLE kept (value int)")
+        connection.execute("INSERT INTO kept VALUES (7)")
+    with local_postgres(tmp_path / "pg") as second:
+        with second.connect() as connection:
+            assert connection.execute("SELECT value FROM kept").fetchall() == [(7,)]
+            assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
+        (socket_file,) = [path for path in second.socket_dir.iterdir() if path.is_socket()]
+        assert stat.S_IMODE(socket_file.stat().st_mode) == 0o700
+
+
+def test_postgres_works_where_the_folder_is_too_deep_for_a_socket(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["a" * 40] * 3)
+    with local_postgres(deep / "pg", "other") as endpoint, endpoint.connect() as connection:
+        assert connection.execute("SELECT current_database()").fetchone() == ("other",)
+        socket_dir = endpoint.socket_dir
+    assert not socket_dir.exists()
+
+
+def test_postgres_dies_with_an_owner_killed_by_9_and_starts_again(tmp_path: Path) -> None:
+    """Its processes leave the session that they are started in; the keeper finds them all the same."""
+    code = (
+        "import sys, time, pathlib; from demo.servers.postgres import local_postgres\n"
+        "with local_postgres(pathlib.Path(sys.argv[1])) as s: print(s.url, flush=True); time.sleep(600)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path / "pg")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline().startswith("postgresql+psycopg2://")
+        started = psutil.Process(owner.pid).children(recursive=True)
+        assert any("postgres" in process.name() for process in started)
+        owner.kill()
+    wait_until(lambda: not any(process.is_running() for process in started))
+    with local_postgres(tmp_path / "pg") as again, again.connect() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_free_ports_are_distinct() -> None:
