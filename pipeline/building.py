@@ -2,106 +2,140 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import numpy as np
 
-from compile.artifacts import artifact_spec
+from compile.accuracy import LabelledRow
 from compile.batches import TokenRow
 from compile.build import build_missing
 from compile.errors import ArtifactError
-from compile.model import ModelInfo
 from compile.parity import TOLERANCES
-from compile.shapes import ShapePlan
+from compile.planner import make_plan
+from compile.shapes import Shape, ShapePlan
+from pipeline.columns import kept_schema
 from pipeline.context import Context
+from pipeline.frozen_plan import read_frozen_plan
+from pipeline.layout import token_object
 from pipeline.models import job_model
-from pipeline.planning import artifact_store, job_target, read_shape_plan
+from pipeline.parquet_files import read_table
 from pipeline.run_plan import RunPlan
 from pipeline.shards import Range
 from pipeline.tokenized import load_counts, read_block
+from pipeline.toolchain import Toolchain, job_toolchain
 
-_ROWS_PER_SHAPE = 32
-"""Real rows handed to the parity check per shape, spread evenly over its lengths."""
-
-
-def unfit_artifacts(context: Context, model: ModelInfo, shape_plan: ShapePlan) -> list[str]:
-    """One line per shape whose artifact cannot be loaded on this host, with the reason."""
-    target, precision = job_target(context)
-    store = artifact_store(context)
-    unfit = []
-    for shape in shape_plan.shapes:
-        try:
-            store.check(artifact_spec(target, model, shape, precision))
-        except ArtifactError as error:
-            unfit.append(f"shape {shape}: {error}")
-    return unfit
+_ROWS_PER_RANGE = 32
+"""Real rows handed to the parity check per shape."""
+_LABELLED_PER_RANGE = 256
 
 
-def require_artifacts(context: Context, model: ModelInfo, shape_plan: ShapePlan) -> None:
+def require_artifacts(context: Context, toolchain: Toolchain, shape_plan: ShapePlan) -> None:
     """Raises ArtifactError naming every shape without a proven artifact, and the command that builds them."""
-    unfit = unfit_artifacts(context, model, shape_plan)
+    unfit = [f"shape {shape}: {reason}" for shape, reason in toolchain.unfit(shape_plan).items()]
     if unfit:
         raise ArtifactError("\n".join([*unfit, f"This run may not compile. {_build_command(context)}"]))
 
 
 def require_frozen_artifacts(context: Context) -> None:
     """Before a row is read: the job has a frozen plan and all its artifacts. Raises ArtifactError."""
-    target, precision = job_target(context)
     _, model = job_model(context)
-    frozen = read_shape_plan(context, target, precision, model)
+    toolchain = job_toolchain(context, model)
+    frozen = read_frozen_plan(context, toolchain)
     if frozen is None:
         raise ArtifactError(
             f"job {context.job.name} may not compile and has no frozen shape plan yet. {_build_command(context)}"
         )
-    require_artifacts(context, model, frozen)
+    require_artifacts(context, toolchain, frozen)
+
+
+def frozen_artifacts(context: Context) -> list[str]:
+    """Keys of the artifacts that the job's frozen plan uses on this kind of host; none before the first run."""
+    _, model = job_model(context)
+    toolchain = job_toolchain(context, model)
+    frozen = read_frozen_plan(context, toolchain)
+    return [toolchain.spec(shape).key for shape in frozen.shapes] if frozen else []
 
 
 def _build_command(context: Context) -> str:
     return f"Build with: lengthwise compile JOB --ds {context.ds}"
 
 
-def compile_run(context: Context, plan: RunPlan) -> dict[str, int]:
-    """Build what is missing. Raises CompileError when a shape does not compile or is not faithful to the model."""
-    unfit = len(unfit_artifacts(context, plan.model, plan.shape_plan))
-    if not unfit or not plan.shards:  # a night without rows needs no graph, and has no row to prove one on
-        return {"built": 0, "reused": len(plan.artifacts) - unfit}
-    if context.job.compile == "never":
-        require_artifacts(context, plan.model, plan.shape_plan)
+def missing_shapes(context: Context, plan: RunPlan) -> list[Shape]:
+    """Shapes that a run has to build; none for a night without rows, which needs no graph and can prove none."""
+    return list(job_toolchain(context, plan.model).unfit(plan.shape_plan)) if plan.shards else []
+
+
+def compile_run(context: Context, plan: RunPlan, index: int = 0, of: int = 1) -> dict[str, int]:
+    """Build the missing ones among shapes index, index + of, ... of the plan.
+
+    Raises CompileError when a shape does not compile or is not faithful to the model, ArtifactError when one is
+    missing and the job may not compile.
+    """
+    own = plan.shape_plan.shapes[index::of]
+    missing = [shape for shape in missing_shapes(context, plan) if shape in own]
+    if missing and context.job.compile == "never":
+        require_artifacts(context, job_toolchain(context, plan.model), plan.shape_plan)
+    if missing:
+        _build(context, plan, missing)
+    return {"built": len(missing), "reused": len(own) - len(missing)}
+
+
+def _build(context: Context, plan: RunPlan, shapes: list[Shape]) -> None:
     model_dir, model = job_model(context)
-    target, precision = job_target(context)
+    toolchain = job_toolchain(context, model)
+    tolerance = dataclasses.replace(TOLERANCES[toolchain.precision], **context.job.parity.model_dump(exclude_none=True))
     build_missing(
-        artifact_store(context),
-        target,
+        toolchain.store,
+        toolchain.target,
         model,
         model_dir,
-        plan.shape_plan,
-        precision,
+        make_plan(shapes, toolchain.costs()),
+        toolchain.precision,
         sample_rows(context, plan),
-        TOLERANCES[precision],
+        tolerance,
         lambda line: context.say(f"compile: {line}"),
+        labelled=labelled_rows(context, plan),
     )
-    return {"built": unfit, "reused": len(plan.artifacts) - unfit}
 
 
 def sample_rows(context: Context, plan: RunPlan) -> list[TokenRow]:
-    """Real rows of the night for the parity check: up to _ROWS_PER_SHAPE of each shape, spread over its first shard."""
-    rows: list[TokenRow] = []
-    seen: set[int] = set()
-    for shard in plan.shards:
-        if shard.shape in seen:
-            continue
-        seen.add(shard.shape)
-        for part in shard.ranges[:4]:
-            rows += _spread(context, plan, part)
-    return rows
+    """Real rows of the night for the parity check: spread over the lengths of each shape's first ranges.
 
-
-def _spread(context: Context, plan: RunPlan, part: Range) -> list[TokenRow]:
-    counts = load_counts(context.objects, plan.tokens_uri, part.split)
-    block = read_block(context.objects, plan.tokens_uri, counts, part.start, part.stop)
-    ends = np.cumsum(block.lengths)
-    picked = np.unique(np.linspace(0, len(ends) - 1, _ROWS_PER_SHAPE).astype(int))
-    rows = [
-        TokenRow(block.flat[ends[index] - block.lengths[index] : ends[index]], int(block.rows["segment_b"][index]))
-        for index in picked
-    ]
-    # A text may spell out the pad token; it is predicted like any other, but says nothing about padding.
+    A text may spell out the pad token; such a row is predicted like any other, but says nothing about padding.
+    """
+    rows = [row for _, row, _ in _spread_rows(context, plan, _ROWS_PER_RANGE)]
     return [row for row in rows if not (row.token_ids == plan.model.pad_token_id).any()]
+
+
+def labelled_rows(context: Context, plan: RunPlan) -> list[LabelledRow]:
+    """Real rows whose true label is known and one of the model's, by name or by index; none for other problem types."""
+    if not plan.job.input.label or plan.model.problem_type != "single_label":
+        return []
+    index = {name: number for number, name in enumerate(plan.model.labels)}
+    index |= {str(number): number for number in range(len(plan.model.labels)) if str(number) not in index}
+    labels: dict[int, list[str | None]] = {}
+    found = []
+    for split, row, position in _spread_rows(context, plan, _LABELLED_PER_RANGE):
+        if split not in labels:
+            kept = read_table(context.objects.get(token_object(plan.tokens_uri, split, "kept.parquet")))
+            labels[split] = kept.cast(kept_schema(plan.job))["__label"].to_pylist()
+        label = labels[split][position]
+        if label in index:
+            found.append(LabelledRow(row, index[label]))
+    return found
+
+
+def _spread_rows(context: Context, plan: RunPlan, count: int) -> Iterator[tuple[int, TokenRow, int]]:
+    """Up to `count` rows of each shape's first ranges, as (split, row, position in the split)."""
+    first: dict[int, Range] = {}
+    for shard in plan.shards:
+        first.setdefault(shard.shape, max(shard.ranges, key=lambda part: part.stop - part.start))
+    for part in first.values():
+        counts = load_counts(context.objects, plan.tokens_uri, part.split)
+        block = read_block(context.objects, plan.tokens_uri, counts, part.start, part.stop)
+        ends = np.cumsum(block.lengths)
+        for index in np.unique(np.linspace(0, len(ends) - 1, count).astype(int)):
+            ids = block.flat[ends[index] - block.lengths[index] : ends[index]]
+            row = TokenRow(ids, int(block.rows["segment_b"][index]))
+            yield part.split, row, int(block.rows["position"][index])

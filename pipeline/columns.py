@@ -24,9 +24,19 @@ def kept_fields(job: Job) -> list[pa.Field]:
     return [pa.field(name, ARROW_TYPES[column.type]) for name, column in job.input.keep.items()]
 
 
+OWN_COLUMNS = 4
+"""Columns of `kept_schema` before the kept ones."""
+
+
 def kept_schema(job: Job) -> pa.Schema:
     """Between tokenise and publish: where an accepted row came from, its id, the kept columns, in input order."""
-    own = [pa.field("__piece", pa.int32()), pa.field("__row", pa.int64()), pa.field("__row_id", pa.string())]
+    own = [
+        pa.field("__piece", pa.int32()),
+        pa.field("__row", pa.int64()),
+        pa.field("__row_id", pa.string()),
+        pa.field("__label", pa.string()),
+    ]
+    assert len(own) == OWN_COLUMNS
     return pa.schema([*own, *kept_fields(job)])
 
 

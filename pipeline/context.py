@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.errors import JobError
 from pipeline.job import Job
 from pipeline.layout import Layout
 from pipeline.objects import Objects
@@ -44,6 +46,16 @@ class Context:
     @property
     def workers(self) -> int:
         return self.job.workers or len(os.sched_getaffinity(0))
+
+
+def check_ds(ds: str) -> str:
+    """A date as YYYY-MM-DD. Raises JobError."""
+    try:
+        if datetime.date.fromisoformat(ds).isoformat() == ds:
+            return ds
+    except ValueError:
+        pass
+    raise JobError(f"--ds {ds!r} is not a date; write YYYY-MM-DD, for example 2026-11-30")
 
 
 def default_cache_dir() -> Path:

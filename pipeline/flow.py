@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from compile.errors import ArtifactError
 from pipeline import steps
-from pipeline.building import require_frozen_artifacts, unfit_artifacts
+from pipeline.building import missing_shapes, require_frozen_artifacts
 from pipeline.context import Context
 from pipeline.errors import JobError, LengthwiseError, WorkerError
 from pipeline.layout import shard_object
 from pipeline.processes import StepProcess
+from pipeline.progress import Bar, no_bar
 from pipeline.run_plan import load_run
 
 _ROUNDS_WITHOUT_PROGRESS = 2
 """A worker that dies is replaced; rounds in which no shard is finished at all are not repeated beyond this."""
-
-
-class Progress(Protocol):
-    """A bar over rows; the CLI draws one on a terminal."""
-
-    def __call__(self, total_rows: int) -> contextlib.AbstractContextManager[Callable[[int], None]]: ...
-
-
-@contextlib.contextmanager
-def no_bar(total_rows: int) -> Iterator[Callable[[int], None]]:
-    del total_rows
-    yield lambda rows: None
-
-
-def check_ds(ds: str) -> str:
-    """A date as YYYY-MM-DD. Raises JobError."""
-    try:
-        if datetime.date.fromisoformat(ds).isoformat() == ds:
-            return ds
-    except ValueError:
-        pass
-    raise JobError(f"--ds {ds!r} is not a date; write YYYY-MM-DD, for example 2026-11-30")
 
 
 def prepare(context: Context) -> dict[str, Any]:
@@ -50,7 +26,7 @@ def prepare(context: Context) -> dict[str, Any]:
     return steps.plan(context, taken["snapshot"])
 
 
-def run(context: Context, job_file: Path, bar: Progress = no_bar) -> dict[str, Any]:
+def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
     """All eight steps; returns the report. Safe to call again after any failure: finished work is reused."""
     if context.job.compile == "never":
         require_frozen_artifacts(context)
@@ -68,7 +44,7 @@ def run(context: Context, job_file: Path, bar: Progress = no_bar) -> dict[str, A
 def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
     """The compile step, in a process of its own: toolchains are large and stay in memory."""
     planned = load_run(context.objects, run_uri)
-    if not planned.shards or not unfit_artifacts(context, planned.model, planned.shape_plan):
+    if not missing_shapes(context, planned):
         return {"built": 0, "reused": len(planned.artifacts)}
     process = StepProcess(_arguments(context, job_file, "compile", run_uri), context.say, lambda rows: None)
     code, result = process.wait()
@@ -77,7 +53,7 @@ def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
     return result
 
 
-def infer(context: Context, job_file: Path, run_uri: str, bar: Progress = no_bar) -> None:
+def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> None:
     """Workers until every shard has its result; a worker that dies is replaced, what it had finished stays."""
     planned = load_run(context.objects, run_uri)
     missing = _missing(context, run_uri)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from compile.artifacts import artifact_spec
 from compile.batches import batch_flat
 from compile.compilations import compilations
 from compile.errors import ArtifactError
@@ -19,10 +18,10 @@ from pipeline.context import Context
 from pipeline.cores import lock_dir, try_lock
 from pipeline.events import EventLog
 from pipeline.layout import shard_object
-from pipeline.planning import artifact_store, job_target
 from pipeline.run_plan import RunPlan
 from pipeline.shards import Shard, assign
 from pipeline.tokenized import SplitCounts, TokenBlock, load_counts, read_block
+from pipeline.toolchain import job_toolchain
 
 
 @dataclass(slots=True)
@@ -91,15 +90,15 @@ class Worker:
         shape = self.plan.shape_plan.shapes[shard.shape]
         if self.loaded is None or self.loaded.shape != shape:
             self.loaded = None  # frees the other shape first: one copy in memory at a time
-            target, _ = job_target(self.context)
-            spec = artifact_spec(target, self.plan.model, shape, self.plan.precision)
+            toolchain = job_toolchain(self.context, self.plan.model)
+            spec = toolchain.spec(shape)
             if spec.key != self.plan.artifacts[shard.shape]:
                 raise ArtifactError(
                     f"shape {shape}: the run was planned for artifact {self.plan.artifacts[shard.shape]}, this host "
                     f"would load {spec.key}: its versions or machine kind differ ({spec.machine}, "
                     f"{dict(spec.versions)}); run all steps on one kind of host"
                 )
-            self.loaded = artifact_store(self.context).load(spec, target)
+            self.loaded = toolchain.store.load(spec, toolchain.target)
         return self.loaded
 
     def _read(self, shard: Shard) -> TokenBlock:

@@ -62,6 +62,7 @@ class Input(_Strict):
     template: str | None = Field(None, description="text made from several columns, for example '{title}: {body}'")
     pair: str | None = Field(None, description="column that holds the second text of a pair")
     id: str | None = Field(None, description="column that identifies a row; without it row_id is uri#row")
+    label: str | None = Field(None, description="column with the true label, where known: gates int8 by accuracy")
     keep: Annotated[dict[str, KeptColumn], BeforeValidator(_kept)] = Field(default_factory=dict)
     when_missing: Literal["fail", "empty"] = "fail"
 
@@ -106,6 +107,11 @@ class Input(_Strict):
         if any(name == "" or spec or conversion for _, name, spec, conversion in parsed):
             raise ValueError(f"template: {self.template!r}: {_TEMPLATE_ADVICE}")
         return [(plain, name) for plain, name, _, _ in parsed]
+
+    def all_columns(self) -> list[str]:
+        """Every column that the job names, each once: a file with a schema must have them all."""
+        named = [self.id, *(kept.column for kept in self.keep.values()), self.label]
+        return list(dict.fromkeys([*self.text_columns(), *(column for column in named if column)]))
 
     def text_columns(self) -> tuple[str, ...]:
         """Columns a row's text is made from, the pair's column last."""
@@ -159,38 +165,39 @@ def _timezone(value: str) -> str:
 
 
 def _cron(value: str) -> str:
-    fields = value.split()
+    from croniter import croniter  # what Airflow reads it with
+
     presets = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
-    if value in presets:
+    if value in presets or (len(value.split()) == 5 and croniter.is_valid(value)):
         return value
-    if len(fields) != 5 or not all(map(_cron_field, fields, _CRON_RANGES)):
-        raise ValueError(
-            f"{value!r} is not a cron expression; write five fields (minute, hour, day of month, month, day of week), "
-            f"for example '0 2 * * *', or one of {', '.join(presets)}"
-        )
-    return value
+    raise ValueError(
+        f"{value!r} is not a cron expression; write five fields (minute, hour, day of month, month, day of week), "
+        f"for example '0 2 * * *', or one of {', '.join(presets)}"
+    )
 
 
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_CRON_RANGES = ((0, 59, ()), (0, 23, ()), (1, 31, ()), (1, 12, _MONTHS), (0, 7, _WEEKDAYS))
-"""Least and greatest number and the names of each field."""
+def _replan(value: Any) -> Any:
+    """`never` is None, `auto` is the default threshold."""
+    if value in ("never", None):
+        return None
+    if value == "auto":
+        return REPLAN_SHARE
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
+        raise ValueError("write never, auto, or the share of seconds that a re-plan must save, for example 0.1")
+    return float(value)
 
 
-def _cron_field(text: str, allowed: tuple[int, int, tuple[str, ...]]) -> bool:
-    """Whether it is a list of `*`, `a` or `a-b`, each with an optional `/step`."""
-    least, greatest, names = allowed
-    numbers = {name: str(least + index) for index, name in enumerate(names)}
-    for item in text.split(","):
-        span, slash, step = item.partition("/")
-        ends = [numbers.get(end.lower(), end) for end in span.split("-")] if span != "*" else []
-        if slash and not (re.fullmatch("[0-9]{1,4}", step) and int(step)):
-            return False
-        if len(ends) > 2 or not all(re.fullmatch("[0-9]{1,2}", end) and least <= int(end) <= greatest for end in ends):
-            return False
-        if len(ends) == 2 and int(ends[0]) > int(ends[1]):
-            return False
-    return True
+REPLAN_SHARE = 0.05
+"""`replan: auto` makes a new plan when it saves at least this share of the infer seconds, net of compiling."""
+
+
+class Parity(_Strict):
+    """How far an artifact may be from fp32 PyTorch; what is not given is the default of the precision."""
+
+    max_abs_logit: float | None = Field(None, gt=0)
+    mean_abs_logit: float | None = Field(None, gt=0)
+    max_label_flips: float | None = Field(None, ge=0, le=1)
+    max_accuracy_drop: float | None = Field(None, ge=0, le=1, description="on rows with input.label")
 
 
 class Job(_Strict):
@@ -201,10 +208,11 @@ class Job(_Strict):
     schedule: Annotated[str, AfterValidator(_cron)] | None = Field(None, description="cron; none: only by hand")
     timezone: Annotated[str, AfterValidator(_timezone)] = "UTC"
     start_date: datetime.date = datetime.date(2026, 1, 1)
-    queue: str | None = Field(None, description="Airflow queue of the compile and infer tasks")
+    queue: str | None = Field(None, description="Airflow queue of the infer tasks")
+    compile_queue: str | None = Field(None, description="Airflow queue of the compile tasks; default: queue")
     task: Literal["classify"] = "classify"
-    target: Literal["openvino", "torch"] = "openvino"
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    target: Literal["openvino", "onnxruntime", "torch"] = "openvino"
+    precision: Literal["auto", "bf16", "fp32", "int8"] = "auto"
     model: Model
     input: Input
     shapes: Annotated[tuple[Shape, ...], BeforeValidator(_shapes)] = Field((), description="auto, or [16x128, ...]")
@@ -214,6 +222,9 @@ class Job(_Strict):
     reject_budget: RejectBudget = Field(default_factory=lambda: RejectBudget.model_validate({}))
     workers: Annotated[int | None, BeforeValidator(_workers)] = Field(None, description="auto: one per core")
     compile: Literal["auto", "never"] = "auto"
+    parity: Parity = Field(default_factory=lambda: Parity.model_validate({}))
+    replan: Annotated[float | None, BeforeValidator(_replan)] = Field(None, description="never, auto, or a share")
+    amortise_nights: int = Field(30, strict=True, ge=1, description="nights in which compiling is to pay off")
     artifacts: str | None = Field(None, description="artifact store; default <output.uri>/_lengthwise/artifacts")
     output: Output
     price_per_hour: float | None = Field(
@@ -286,7 +297,7 @@ def _located(job: Job, folder: Path) -> Job:
 
 
 _SECTIONS: dict[str, type[pydantic.BaseModel]] = {
-    "model": Model, "input": Input, "reject_budget": RejectBudget, "output": Output,
+    "model": Model, "parity": Parity, "input": Input, "reject_budget": RejectBudget, "output": Output,
 }  # fmt: skip
 
 

@@ -1,48 +1,62 @@
-"""How the job's shape plan compares with the alternatives, on the same lengths and the same costs."""
+"""What `lengthwise plan` shows of a planned night: its shapes on tonight's lengths, the alternatives, a picture."""
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
-from compile.costs import job_costs
-from compile.planner import padding_efficiency, plan_shapes, powers_of_two, predicted_seconds
+import numpy as np
+from numpy.typing import NDArray
+
+from compile.comparison import PlanLine, ShapeLine, compare_plans, describe_shapes
+from compile.picture import plan_picture
+from compile.planner import make_plan
 from compile.shapes import ShapePlan
 from pipeline.context import Context
-from pipeline.planning import artifact_store, job_target, length_counts
+from pipeline.planning import length_counts
 from pipeline.run_plan import load_run
 from pipeline.snapshot import load_snapshot
 from pipeline.tokenized import load_counts
-
-Compared = tuple[str, ShapePlan, float, float, int]
-"""Name, plan, predicted seconds of one core, padding efficiency, graphs."""
+from pipeline.toolchain import job_toolchain
 
 
-def compare_plans(context: Context, run_uri: str) -> list[Compared]:
-    """The run's plan first; then one maximal shape, powers of two, one graph more and one less."""
-    plan = load_run(context.objects, run_uri)
-    snapshot = load_snapshot(context.objects, plan.snapshot_uri)
-    splits = [load_counts(context.objects, plan.tokens_uri, split.index) for split in snapshot.splits]
+@dataclass(frozen=True, slots=True)
+class PlanComparison:
+    """A night's shape plan at today's costs."""
+
+    plan: ShapePlan
+    counts: NDArray[np.int64]
+    """Rows per token length."""
+    shapes: list[ShapeLine]
+    plans: list[PlanLine]
+    """This plan first; none for a night without rows."""
+
+    def picture(self) -> str:
+        """An SVG of lengths, boundaries and padding."""
+        return plan_picture(self.plan, self.counts)
+
+    def to_json(self) -> dict[str, Any]:
+        shapes = [
+            {**dataclasses.asdict(line), "shape": str(line.shape), "slot_tokens": line.slot_tokens}
+            for line in self.shapes
+        ]
+        plans = [
+            {"name": line.name, "seconds": line.seconds, "padding_efficiency": line.efficiency, **line.plan.to_json()}
+            for line in self.plans
+        ]
+        return {"shapes": shapes, "plans": plans}
+
+
+def compare(context: Context, run_uri: str) -> PlanComparison:
+    """Describe the plan of a planned run."""
+    run = load_run(context.objects, run_uri)
+    snapshot = load_snapshot(context.objects, run.snapshot_uri)
+    splits = [load_counts(context.objects, run.tokens_uri, split.index) for split in snapshot.splits]
     counts = length_counts(splits, context.job.max_length)
-    target, precision = job_target(context)
-    costs = job_costs(artifact_store(context), target, plan.model, precision)
-    candidates = target.candidates(context.job.max_length)
-    graphs = len(plan.shape_plan.shapes)
-    plans = {"this run": plan.shape_plan, "powers of two": powers_of_two(context.job.max_length, costs)}
-    if counts.any():
-        wanted = {"one shape": 1, "one graph fewer": graphs - 1, "planned anew": graphs, "one graph more": graphs + 1}
-        plans |= {
-            name: plan_shapes(counts, costs, candidates, limit, context.job.max_length)
-            for name, limit in wanted.items()
-            if limit >= 1
-        }
-    return [
-        (name, item, predicted_seconds(item, counts), padding_efficiency(item, counts), len(item.shapes))
-        for name, item in plans.items()
-    ]
-
-
-def as_json(compared: list[Compared]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, **plan.to_json(), "predicted_core_seconds": seconds, "padding_efficiency": efficiency}
-        for name, plan, seconds, efficiency, _ in compared
-    ]
+    toolchain = job_toolchain(context, run.model)
+    costs = toolchain.costs()
+    plan = make_plan(run.shape_plan.shapes, costs)
+    candidates = toolchain.target.candidates(context.job.max_length)
+    lines = compare_plans(plan, counts, costs, candidates, context.job.max_length) if counts.any() else []
+    return PlanComparison(plan, counts, describe_shapes(plan, counts), lines)

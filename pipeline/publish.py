@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.columns import kept_schema, prediction_schema, reject_schema, rejects_table_schema
+from pipeline.columns import OWN_COLUMNS, kept_schema, prediction_schema, reject_schema, rejects_table_schema
 from pipeline.context import Context
 from pipeline.infer import decode_logits
 from pipeline.layout import part_object, part_summary, shard_object, token_object
+from pipeline.parquet_files import parquet_bytes, read_table
 from pipeline.rejects import reject
 from pipeline.run_plan import RunPlan
 from pipeline.shards import Range
@@ -156,7 +155,7 @@ def _predictions(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None)
     ]
     shapes = [str(shape) for shape in plan.shape_plan.shapes]
     columns = [
-        *(kept.column(index) for index in range(3, kept.num_columns)),
+        *(kept.column(index) for index in range(OWN_COLUMNS, kept.num_columns)),
         *task.columns(result.logits[good], model.labels, model.problem_type, job.output.all_scores),
         row_ids,
         uris,
@@ -201,14 +200,3 @@ def _table(columns: list[Any], schema: pa.Schema) -> pa.Table:
         for column, kind in zip(columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def parquet_bytes(table: pa.Table) -> bytes:
-    """A Parquet file that every reader takes: no Arrow schema inside, format 2.4, zstd."""
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", version="2.4", store_schema=False, coerce_timestamps="us")
-    return buffer.getvalue()
-
-
-def read_table(data: bytes) -> pa.Table:
-    return pq.read_table(pa.BufferReader(data))

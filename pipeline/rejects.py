@@ -52,6 +52,8 @@ class Accepted:
     row_id: str | None
     kept: tuple[Any, ...]
     """In the order of the job's `keep`."""
+    label: str | None = None
+    """The true label where the job names its column and the row has one."""
 
 
 def reject(stage: str, reason: str, message: str, original: Any) -> Reject:
@@ -96,7 +98,7 @@ def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
         except ValueError as error:
             return reject("read", "bad_kept_value", f"column {wanted.column!r}, kept as {name!r}: {error}", values)
     text = texts[0] if spec.template is None else spec.render(texts)
-    return Accepted(text, pair, row_id, tuple(kept))
+    return Accepted(text, pair, row_id, tuple(kept), _label(values, spec))
 
 
 def _missing(values: Mapping[str, Any], spec: Input) -> Reject | None:
@@ -127,6 +129,15 @@ def _encodable(value: str, column: str, values: Mapping[str, Any]) -> str | Reje
         reason = "invalid_utf8" if escaped else "lone_surrogate"
         return reject("read", reason, f"column {column!r}, character {error.start}", values)
     return value
+
+
+def _label(values: Mapping[str, Any], spec: Input) -> str | None:
+    """The true label as text; one that is no text is as good as none, for a prediction does not need it."""
+    value = values.get(spec.label) if spec.label else None
+    try:
+        return cast_value(value, "string") if isinstance(value, str | int) else None
+    except ValueError:
+        return None
 
 
 def _row_id(values: Mapping[str, Any], spec: Input) -> str | Reject | None:

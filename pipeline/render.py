@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from compile.shapes import ShapePlan
+from pipeline.plan_comparison import PlanComparison
 
 
 def report_view(report: dict[str, Any]) -> RenderableType:
@@ -35,6 +35,12 @@ def _headline(report: dict[str, Any]) -> RenderableType:
         ),
         ("fingerprint", report["fingerprint"]),
     ]
+    if report["drift"] and report["drift"]["saved_share"] > 0:
+        drift = report["drift"]
+        verb = "saves" if drift["replaced"] else "would save"
+        rows.append(
+            ("new plan", f"{verb} {drift['saved_seconds']:.1f} core seconds a night ({drift['saved_share']:.1%})")
+        )
     if report["cost"] is not None:
         rows.insert(4, ("cost", f"{report['cost']:.6f} ({_number(report['cost_per_million_rows'])} per million rows)"))
     for name, value in rows:
@@ -80,15 +86,47 @@ def _rejects(report: dict[str, Any]) -> list[RenderableType]:
     return [Text(f"rejects: {reasons}")] if reasons else []
 
 
-def plan_view(plans: list[tuple[str, ShapePlan, float, float, int]]) -> RenderableType:
-    """Rows of (name, plan, predicted seconds of one core, padding efficiency, slot tokens)."""
-    table = Table(title="shape plans for these lengths", title_justify="left")
-    for name in ("plan", "graphs", "predicted core seconds", "padding efficiency", "shapes"):
-        table.add_column(name, justify="left" if name in ("plan", "shapes") else "right", overflow="fold")
-    for name, plan, seconds, efficiency, _ in plans:
-        shapes = " ".join(map(str, plan.shapes))
-        estimate = "" if all(plan.measured) else " (estimate)"
-        table.add_row(name, str(len(plan.shapes)), f"{seconds:.2f}{estimate}", _share(efficiency), shapes)
+def plan_view(found: PlanComparison) -> RenderableType:
+    """The shapes of a plan and the plans that it is compared with; seconds are of one core."""
+    shapes = Table(title="shapes on these lengths", title_justify="left")
+    for name in ("shape", "rows", "batches", "padding efficiency", "ms a batch", "core seconds"):
+        shapes.add_column(name, justify="right")
+    for line in found.shapes:
+        share = line.real_tokens / line.slot_tokens if line.slot_tokens else None
+        batch_ms = line.seconds / line.batches * 1e3 if line.batches else None
+        cost = "-" if batch_ms is None else f"{batch_ms:.1f}" + ("" if line.measured else " (estimate)")
+        shapes.add_row(
+            str(line.shape), f"{line.rows:,}", f"{line.batches:,}", _share(share), cost, f"{line.seconds:.2f}"
+        )
+    plans = Table(title="compared with", title_justify="left")
+    for name in ("plan", "graphs", "core seconds", "ratio", "padding efficiency"):
+        plans.add_column(name, justify="left" if name == "plan" else "right")
+    for plan in found.plans:
+        ratio = plan.seconds / found.plans[0].seconds
+        estimate = "" if all(plan.plan.measured) else " (estimate)"
+        graphs = str(len(plan.plan.shapes))
+        plans.add_row(plan.name, graphs, f"{plan.seconds:.2f}{estimate}", f"{ratio:.3f}", _share(plan.efficiency))
+    return Group(shapes, plans)
+
+
+def artifacts_view(manifests: list[dict[str, Any]]) -> RenderableType:
+    """One line per artifact of a store, from its manifest as JSON."""
+    table = Table(title="artifacts", title_justify="left")
+    for name in ("key", "shape", "target", "precision", "ms a batch", "compile s", "parity", "largest difference"):
+        table.add_column(name, overflow="fold")
+    for item in manifests:
+        spec, parity, timing = item["spec"], item["parity"], item["timing"]
+        verdict = "pending" if parity is None else "passed" if parity["passed"] else "failed"
+        table.add_row(
+            item["key"],
+            spec["shape"],
+            spec["target"],
+            spec["precision"],
+            f"{timing['median_s'] * 1e3:.1f}" if timing else "-",
+            f"{item['compile_seconds']:.2f}",
+            verdict,
+            f"{parity['max_abs_logit']:.2g}" if parity else "-",
+        )
     return table
 
 

@@ -8,17 +8,25 @@ from typing import Any
 
 import pyarrow as pa
 
+from compile.planner import make_plan
+from compile.shapes import ShapePlan
 from pipeline.commit import Manifest
 from pipeline.context import Context
 from pipeline.events import read_events, union_seconds
-from pipeline.publish import parquet_bytes
+from pipeline.parquet_files import parquet_bytes
 from pipeline.run_plan import RunPlan
+from pipeline.toolchain import job_toolchain
 
 STEPS = ("snapshot", "tokenize", "plan", "compile", "infer", "publish", "commit")
 
 
-def make_report(context: Context, plan: RunPlan, manifest: Manifest, events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The report of a committed run. Seconds are wall-clock, over all attempts, with overlaps counted once."""
+def make_report(
+    plan: RunPlan, manifest: Manifest, events: list[dict[str, Any]], shape_plan: ShapePlan
+) -> dict[str, Any]:
+    """The report of a committed run. Seconds are wall-clock, over all attempts, with overlaps counted once.
+
+    `shape_plan` is the run's, at the costs that are known today.
+    """
     shards = _distinct_shards(events)
     seconds = {step: union_seconds(_intervals(events, step)) for step in STEPS}
     total = sum(seconds.values())
@@ -46,12 +54,13 @@ def make_report(context: Context, plan: RunPlan, manifest: Manifest, events: lis
         "total_seconds": round(total, 3),
         "rows_per_second": manifest.predicted / total if total else None,
         "infer_rows_per_second": manifest.predicted / seconds["infer"] if seconds["infer"] else None,
-        "infer_predicted_seconds": _predicted_seconds(plan, shards),
+        "infer_predicted_seconds": _predicted_seconds(shape_plan, shards),
         "infer_execute_seconds": round(sum(event["execute_s"] for event in shards), 3),
+        "drift": plan.drift,
         "compilations_in_infer": sum(e.get("compilations", 0) for e in events if e["event"] == "infer"),
         "repeated_shards": sum(event["event"] == "shard" for event in events) - len(shards),
         "cores": _cores(events, seconds["infer"]),
-        "shapes": _shapes(plan, shards),
+        "shapes": _shapes(plan, shape_plan, shards),
         "price_per_hour": price,
         "cost": cost,
         "cost_per_million_rows": cost / manifest.predicted * 1e6 if cost is not None and manifest.predicted else None,
@@ -62,7 +71,8 @@ def write_report(context: Context, plan: RunPlan, manifest: Manifest) -> dict[st
     """Write report.json and the partition's row of the metrics table; returns the report."""
     snapshot_events = plan.snapshot_uri.removesuffix(".json") + "/events/"
     events = read_events(context.objects, snapshot_events) + read_events(context.objects, f"{plan.uri}/events/")
-    report = make_report(context, plan, manifest, events)
+    costs = job_toolchain(context, plan.model).costs()
+    report = make_report(plan, manifest, events, make_plan(plan.shape_plan.shapes, costs))
     context.objects.put(context.layout.report(context.ds), json.dumps(report, indent=1).encode())
     metrics = context.layout.partition("metrics", context.ds) + "part-00000.parquet"
     context.objects.put(metrics, parquet_bytes(_metrics_table(report)))
@@ -97,9 +107,9 @@ def _distinct_shards(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [best[index] for index in sorted(best)]
 
 
-def _predicted_seconds(plan: RunPlan, shards: list[dict[str, Any]]) -> float:
+def _predicted_seconds(plan: ShapePlan, shards: list[dict[str, Any]]) -> float:
     """What the shape plan's costs say that the executed batches take, in seconds of one core."""
-    seconds = {str(shape): cost for shape, cost in zip(plan.shape_plan.shapes, plan.shape_plan.seconds, strict=True)}
+    seconds = {str(shape): cost for shape, cost in zip(plan.shapes, plan.seconds, strict=True)}
     total: float = sum(event["batches"] * seconds[event["shape"]] for event in shards)
     return round(total, 3)
 
@@ -125,7 +135,7 @@ def _cores(events: list[dict[str, Any]], infer_seconds: float) -> list[dict[str,
     ]
 
 
-def _shapes(plan: RunPlan, shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shapes(plan: RunPlan, shape_plan: ShapePlan, shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for index, shape in enumerate(plan.shape_plan.shapes):
         own = [event for event in shards if event["shape"] == str(shape)]
@@ -140,8 +150,8 @@ def _shapes(plan: RunPlan, shards: list[dict[str, Any]]) -> list[dict[str, Any]]
                 "real_tokens": real,
                 "padding_efficiency": real / slot if slot else None,
                 "execute_seconds": round(sum(event["execute_s"] for event in own), 3),
-                "predicted_batch_seconds": plan.shape_plan.seconds[index],
-                "measured": plan.shape_plan.measured[index],
+                "predicted_batch_seconds": shape_plan.seconds[index],
+                "measured": shape_plan.measured[index],
             }
         )
     return found

@@ -32,6 +32,8 @@ class RunPlan:
     shards: tuple[Shard, ...]
     row_offsets: tuple[tuple[int, ...], ...]
     """Per split and piece, rows of the same object before it."""
+    drift: dict[str, Any] | None
+    """What a new shape plan would save (see pipeline.frozen_plan); None when there was nothing to compare."""
 
     @property
     def parts(self) -> int:

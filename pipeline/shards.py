@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from compile.remainders import place_remainders
 from compile.shapes import ShapePlan
 from pipeline.tokenized import SplitCounts
 
@@ -40,9 +41,12 @@ class Shard:
 def cut_shards(
     splits: Sequence[SplitCounts], plan: ShapePlan, shard_slot_tokens: int = SHARD_SLOT_TOKENS
 ) -> list[Shard]:
-    """Every accepted row in exactly one shard; only the last shard of a shape may end with a partial batch."""
+    """Every accepted row in exactly one shard; only the last shard of a shape may end with a partial batch.
+
+    A shape's last partial batch runs where it is cheapest at the plan's costs: there, or with the next longer shape.
+    """
     shards: list[Shard] = []
-    for index, ranges in enumerate(_shape_ranges(splits, plan)):
+    for index, ranges in enumerate(_with_remainders(_shape_ranges(splits, plan), plan)):
         shape = plan.shapes[index]
         capacity = max(1, shard_slot_tokens // shape.slot_tokens) * shape.batch
         for group in _pack(ranges, capacity):
@@ -67,6 +71,31 @@ def _shape_ranges(splits: Sequence[SplitCounts], plan: ShapePlan) -> list[list[R
     return ranges
 
 
+def _with_remainders(ranges: list[list[Range]], plan: ShapePlan) -> list[list[Range]]:
+    """Hand the last rows of a shape to the next longer one where compile.remainders says so."""
+    moves = place_remainders([sum(part.stop - part.start for part in own) for own in ranges], plan)
+    placed: list[list[Range]] = []
+    handed: list[Range] = []
+    for own, move in zip(ranges, moves, strict=True):
+        rows = sum(part.stop - part.start for part in (*handed, *own))
+        kept, handed = _split_at([*handed, *own], rows - move)
+        placed.append(kept)
+    return placed
+
+
+def _split_at(ranges: Sequence[Range], rows: int) -> tuple[list[Range], list[Range]]:
+    """The first `rows` rows, and the others."""
+    first, rest = [], []
+    for part in ranges:
+        cut = min(part.stop, part.start + max(0, rows))
+        rows -= part.stop - part.start
+        if cut > part.start:
+            first.append(Range(part.split, part.start, cut))
+        if cut < part.stop:
+            rest.append(Range(part.split, cut, part.stop))
+    return first, rest
+
+
 def _pack(ranges: Sequence[Range], capacity: int) -> Iterator[list[Range]]:
     group: list[Range] = []
     room = capacity
@@ -82,6 +111,14 @@ def _pack(ranges: Sequence[Range], capacity: int) -> Iterator[list[Range]]:
                 group, room = [], capacity
     if group:
         yield group
+
+
+def rows_per_shape(shards: Sequence[Shard], shapes: int) -> list[int]:
+    """Rows that run in each shape."""
+    rows = [0] * shapes
+    for shard in shards:
+        rows[shard.shape] += shard.rows
+    return rows
 
 
 def shard_seconds(shard: Shard, plan: ShapePlan) -> float:

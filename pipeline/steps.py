@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.building import compile_run
+from pipeline.building import compile_run, missing_shapes
 from pipeline.commit import commit_run, committed, is_published, sweep
 from pipeline.context import Context
 from pipeline.cores import available_cores, leased_core
@@ -77,7 +77,7 @@ def tokenize(context: Context, snapshot_uri: str, index: int = 0, of: int = 1) -
 
 
 def plan(context: Context, snapshot_uri: str) -> dict[str, Any]:
-    """Plan the run: {run, fingerprint, shards, shapes, parts, workers, published}."""
+    """Plan the run: {run, fingerprint, shards, shapes, missing, parts, workers, published}."""
     taken: Snapshot = load_snapshot(context.objects, snapshot_uri)
     with _snapshot_step(context, "plan", snapshot_uri):
         planned = plan_run(context, snapshot_uri, taken)
@@ -88,15 +88,16 @@ def plan(context: Context, snapshot_uri: str) -> dict[str, Any]:
         "shapes": [str(shape) for shape in planned.shape_plan.shapes],
         "parts": planned.parts,
         "workers": context.workers,
+        "missing": [str(shape) for shape in missing_shapes(context, planned)],
         "published": is_published(context, planned),
     }
 
 
-def compile_artifacts(context: Context, run_uri: str) -> dict[str, Any]:
-    """Build the artifacts that the run lacks: {built, reused}."""
+def compile_artifacts(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
+    """Build what the run lacks of shapes index, index + of, ...: {built, reused}."""
     context, planned = _resume(context, run_uri)
-    with _run_step(context, "compile", planned) as (_, fields):
-        result = compile_run(context, planned)
+    with _run_step(context, "compile", planned, index) as (_, fields):
+        result = compile_run(context, planned, index, of)
         fields.update(result)
     return result
 

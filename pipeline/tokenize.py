@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from compile.model import ModelInfo
@@ -19,6 +17,7 @@ from pipeline.columns import kept_schema, reject_schema
 from pipeline.context import Context
 from pipeline.digests import code_version, digest
 from pipeline.layout import token_object
+from pipeline.parquet_files import parquet_bytes
 from pipeline.rejects import Accepted, Reject, check_row, reject
 from pipeline.snapshot import Snapshot
 from pipeline.sources import source_rows
@@ -115,7 +114,7 @@ def _add(gathered: _SplitRows, piece: int, row: int, accepted: Accepted, text: T
         return
     gathered.records.append((len(gathered.tokens), text.truncated_tokens, text.segment_b))
     gathered.tokens.append(text.token_ids)
-    gathered.kept.append((piece, row, accepted.row_id, *accepted.kept))
+    gathered.kept.append((piece, row, accepted.row_id, accepted.label, *accepted.kept))
 
 
 def _reject_record(piece: int, row: int, fault: Reject) -> tuple[Any, ...]:
@@ -153,6 +152,4 @@ def _store(context: Context, split: Split, tokens_uri: str, gathered: _SplitRows
 def _parquet(records: list[tuple[Any, ...]], schema: pa.Schema) -> bytes:
     columns = list(zip(*records, strict=True)) if records else [()] * len(schema)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), buffer, compression="zstd")
-    return buffer.getvalue()
+    return parquet_bytes(pa.Table.from_arrays(arrays, schema=schema))

@@ -27,9 +27,8 @@ class CsvSource:
                 header = next(csv.reader(text, delimiter=_DELIMITERS[name]), [])
             except (*DAMAGED, csv.Error) as error:
                 raise _damaged(info, error) from error
-        wanted = [*spec.text_columns(), *([spec.id] if spec.id else []), *(kept.column for kept in spec.keep.values())]
         shown = ", ".join(header)[:500].encode(errors="backslashreplace").decode()
-        for column in wanted:
+        for column in spec.all_columns():
             if header.count(column) != 1:
                 lack = "two columns" if column in header else "no column"
                 raise JobError(f"{info.uri}: {lack} {column!r}; its header is: {shown}")

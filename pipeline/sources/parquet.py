@@ -96,12 +96,11 @@ def _damage_named(info: ObjectInfo) -> Iterator[None]:
 
 def _columns(present: list[str], info: ObjectInfo, spec: Input) -> list[str]:
     """The job's columns; one that a Parquet file lacks is a mistake in the job, not in every row."""
-    wanted = list(dict.fromkeys([*spec.text_columns(), *([spec.id] if spec.id else [])]))
-    kept = [column.column for column in spec.keep.values()]
-    for column in wanted + kept:
+    wanted = spec.all_columns()
+    for column in wanted:
         if column not in present:
             raise JobError(f"{info.uri}: no column {column!r}; it has: {', '.join(present)}")
-    return list(dict.fromkeys(wanted + kept))
+    return wanted
 
 
 source = ParquetSource()

@@ -1,0 +1,122 @@
+"""The job's shape plan: chosen from the first night's lengths, kept so that artifacts are, replaced when it drifts."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile.drift import Drift, measure_drift
+from compile.planner import make_plan, plan_shapes, powers_of_two
+from compile.shapes import ShapePlan
+from pipeline.context import Context
+from pipeline.digests import digest
+from pipeline.toolchain import Toolchain
+
+_COMPILE_SECONDS = 1.0
+"""Of one shape, while no artifact of the model tells: what a CPU takes."""
+
+
+def plan_uri(context: Context, toolchain: Toolchain) -> str:
+    """Where the plan lies: one per model, target, precision, machine kind and planning choice."""
+    job = context.job
+    identity = {
+        "model": toolchain.model.digest,
+        "target": toolchain.target.name,
+        "machine": toolchain.target.machine(),
+        "precision": toolchain.precision,
+        "shapes": [str(shape) for shape in job.shapes],
+        "max_graphs": job.max_graphs,
+        "max_length": job.max_length,
+    }
+    return context.layout.shape_plan(digest(identity))
+
+
+def read_frozen_plan(context: Context, toolchain: Toolchain) -> ShapePlan | None:
+    """None before the first run."""
+    try:
+        return ShapePlan.from_json(json.loads(context.objects.get(plan_uri(context, toolchain))))
+    except FileNotFoundError:
+        return None
+
+
+def tonights_shape_plan(
+    context: Context, toolchain: Toolchain, counts: NDArray[np.int64]
+) -> tuple[ShapePlan, dict[str, Any] | None]:
+    """The plan to run tonight's lengths with, and how far it has drifted from the best one.
+
+    `counts` are rows per length, int64 (max_length + 1,). A job without a plan gets one, and it is frozen with the
+    costs it was made with: where rows go must not change when costs are measured again. Where the job allows it, a
+    plan that has drifted too far is replaced. The drift, at today's costs, is None when there was nothing to compare.
+    """
+    frozen = read_frozen_plan(context, toolchain)
+    if frozen is None:
+        context.objects.put_new(plan_uri(context, toolchain), _encoded(_new_plan(context, toolchain, counts)))
+        frozen = read_frozen_plan(context, toolchain)
+        assert frozen is not None
+        return frozen, None
+    if context.job.shapes or not counts.any():
+        return frozen, None
+    drift = _drift(context, toolchain, frozen, counts)
+    if _pays(context, drift):
+        context.objects.put(plan_uri(context, toolchain), _encoded(drift.replanned))
+        return drift.replanned, _drift_json(drift, replaced=True)
+    return frozen, _drift_json(drift, replaced=False)
+
+
+def _new_plan(context: Context, toolchain: Toolchain, counts: NDArray[np.int64]) -> ShapePlan:
+    job, costs = context.job, toolchain.costs()
+    if job.shapes:
+        return make_plan(job.shapes, costs)
+    if not counts.any():
+        return powers_of_two(job.max_length, costs)
+    return plan_shapes(counts, costs, toolchain.target.candidates(job.max_length), job.max_graphs, job.max_length)
+
+
+def _drift(context: Context, toolchain: Toolchain, frozen: ShapePlan, counts: NDArray[np.int64]) -> Drift:
+    """A new plan pays for each shape that it would have to compile, spread over the nights that the job names."""
+    job, costs = context.job, toolchain.costs()
+    built = [item.compile_seconds for item in toolchain.store.list() if item.spec.target == toolchain.target.name]
+    compile_seconds = statistics.median(built) if built else _COMPILE_SECONDS
+    candidates = toolchain.target.candidates(job.max_length)
+    price = compile_seconds / job.amortise_nights
+    fixed = {shape: price for shape in candidates if shape not in frozen.shapes}
+    best = plan_shapes(counts, costs, candidates, job.max_graphs, job.max_length, fixed_seconds=fixed)
+    return measure_drift(frozen, best, counts, costs, compile_seconds, job.amortise_nights)
+
+
+def _pays(context: Context, drift: Drift) -> bool:
+    saving = (
+        f"a new plan would save {drift.saved_seconds:.1f} core seconds a night ({drift.saved_share:.1%}), "
+        f"net of {drift.compile_seconds:.1f} s of compiling over {drift.nights} nights"
+    )
+    threshold = context.job.replan
+    if threshold is None or drift.saved_share < threshold:
+        if drift.saved_share > 0:
+            context.say(f"plan: kept; {saving}; see replan in the job file")
+        return False
+    if context.job.compile == "never":
+        context.say(f"plan: kept, for this run may not compile; {saving}")
+        return False
+    context.say(f"plan: replaced; {saving}")
+    return True
+
+
+def _drift_json(drift: Drift, *, replaced: bool) -> dict[str, Any]:
+    return {
+        "replaced": replaced,
+        "saved_seconds": drift.saved_seconds,
+        "saved_share": drift.saved_share,
+        "frozen_seconds": drift.frozen_seconds,
+        "replanned_seconds": drift.replanned_seconds,
+        "compile_seconds": drift.compile_seconds,
+        "nights": drift.nights,
+        "replanned_shapes": [str(shape) for shape in drift.replanned.shapes],
+    }
+
+
+def _encoded(plan: ShapePlan) -> bytes:
+    return json.dumps(plan.to_json()).encode()
