@@ -112,13 +112,18 @@ class AirflowClient:
         }
         return int(self.call("POST", "/backfills", body)["id"])
 
+    def open_backfill(self, dag_id: str) -> int | None:
+        """The backfill that the DAG has in progress; Airflow allows one at a time."""
+        known = self.call("GET", "/backfills", dag_id=dag_id, limit=100)["backfills"]
+        return next((int(each["id"]) for each in known if each["completed_at"] is None), None)
+
     def backfill_done(self, backfill_id: int) -> bool:
         """Whether Airflow closed the backfill (all its runs have ended)."""
         return self.call("GET", f"/backfills/{backfill_id}")["completed_at"] is not None
 
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
-        """All runs of a DAG, oldest logical date first (runs without one last)."""
-        runs = self.call("GET", f"/dags/{dag_id}/dagRuns", limit=100)["dag_runs"]
+        """The newest 100 runs of a DAG, oldest logical date first (runs without one last)."""
+        runs = self.call("GET", f"/dags/{dag_id}/dagRuns", limit=100, order_by="-run_after")["dag_runs"]
         return sorted(runs, key=lambda run: run["logical_date"] or "9")
 
     def run(self, dag_id: str, run_id: str) -> dict[str, Any]:

@@ -139,15 +139,22 @@ def backfill(stack: Stack, say: Teller) -> None:
         if errors or time.monotonic() > deadline:
             raise DemoError("\n".join([f"Airflow does not show the DAG {DAG_ID}", *errors]))
         time.sleep(0.2)
-    before = {night_of(run) for run in client.runs(DAG_ID)} & set(BACKFILL)
+    known = client.runs(DAG_ID)
+    ended = {run["dag_run_id"] for run in known if run["state"] in ("success", "failed")}
     # Unpaused, the DAG also gets the run of last night, which its schedule missed.
     client.pause(DAG_ID, paused=False)
-    number = client.backfill(DAG_ID, BACKFILL[0], BACKFILL[-1], "completed", max_active_runs=3)
-    what = "again: they were done before, so the work that is there is found, not repeated" if before else ""
-    say(f"backfill {number} of {BACKFILL[0]} to {BACKFILL[-1]} created by Airflow's API {what}".rstrip())
+    number = client.open_backfill(DAG_ID)
+    if number is not None:
+        say(f"backfill {number} goes on: the last `make demo` was ended before it was done")
+    else:
+        number = client.backfill(DAG_ID, BACKFILL[0], BACKFILL[-1], "completed", max_active_runs=3)
+        done_before = {night_of(run) for run in known} & set(BACKFILL)
+        what = ": they were done before; finished work is found, not repeated" if done_before else ""
+        say(f"backfill {number} of {BACKFILL[0]} to {BACKFILL[-1]} created by Airflow's API{what}")
 
     def wanted(run: dict[str, Any]) -> bool:
-        return night_of(run) in BACKFILL or run["run_type"] == "scheduled"
+        missed = run["run_type"] == "scheduled" and run["dag_run_id"] not in ended
+        return night_of(run) in BACKFILL or missed
 
     Progress(client, DAG_ID, say).follow(wanted, lambda: client.backfill_done(number), _RUNS_TIMEOUT_S)
 

@@ -73,6 +73,8 @@ def local_airflow(
             argv = [sys.executable, "-m", "airflow", *arguments]
             log = data_dir / f"{name}.log"
             processes[name] = stack.enter_context(kept(argv, log, env=env, cwd=data_dir, grace_s=20))
+        # Stopped together, not one after another: each takes seconds to end.
+        stack.callback(lambda: [process.stdin.close() for process in processes.values() if process.stdin])
         client = endpoint.client()
         for name, process in processes.items():
             ready = partial(_healthy, client, name.replace("-", "_"), started)
@@ -144,7 +146,12 @@ def _settings(data_dir: Path, database_url: str, dags_dir: Path, port: int, logi
         },
         "api_auth": {"jwt_secret": login["jwt"]},
         # The default of one second is most of what a small task costs.
-        "scheduler": {"scheduler_idle_sleep_time": "0.1"},
+        "scheduler": {
+            "scheduler_idle_sleep_time": "0.1",
+            # Tasks of an installation that was killed are found and run again after a minute, not after five.
+            "task_instance_heartbeat_timeout": "60",
+            "task_instance_heartbeat_timeout_detection_interval": "5",
+        },
         "dag_processor": {"refresh_interval": "10", "min_file_process_interval": "10", "parsing_processes": "1"},
         "logging": {"base_log_folder": str(data_dir / "logs")},
         "usage_data_collection": {"enabled": "False"},
