@@ -64,7 +64,7 @@ def plan(
     from pipeline import flow, plan_comparison, render
 
     context = make_context(job, ds)
-    planned = flow.prepare(context)
+    planned = flow.prepare(context, job)
     found = plan_comparison.compare(context, planned["run"])
     if picture:
         picture.write_text(found.picture())
@@ -77,7 +77,7 @@ def compile_(job: JobFile, ds: Ds, as_json: Json = False) -> None:
     from pipeline import flow
 
     context = make_context(job, ds)
-    result = flow.build(context, job, flow.prepare(context)["run"])
+    result = flow.build(context, job, flow.prepare(context, job)["run"])
     show(result, as_json, lambda found: f"{found['built']} artifacts built, {found['reused']} reused")
 
 

@@ -11,26 +11,32 @@ from pipeline.building import missing_shapes, require_frozen_artifacts
 from pipeline.context import Context
 from pipeline.errors import JobError, LengthwiseError, WorkerError
 from pipeline.layout import shard_object
+from pipeline.models import job_model
+from pipeline.probing import wants_probe
 from pipeline.processes import StepProcess
 from pipeline.progress import Bar, no_bar
 from pipeline.run_plan import load_run
+from pipeline.toolchain import job_toolchain
 
 _ROUNDS_WITHOUT_PROGRESS = 2
 """A worker that dies is replaced; rounds in which no shard is finished at all are not repeated beyond this."""
 
 
-def prepare(context: Context) -> dict[str, Any]:
-    """Snapshot, tokenise and plan in this process; the plan step's result."""
+def prepare(context: Context, job_file: Path) -> dict[str, Any]:
+    """Snapshot, tokenise and plan; the plan step's result."""
     taken = steps.snapshot(context)
     steps.tokenize(context, taken["snapshot"])
-    return steps.plan(context, taken["snapshot"])
+    _, model = job_model(context)
+    if not wants_probe(context, job_toolchain(context, model)):
+        return steps.plan(context, taken["snapshot"])
+    return _child(context, job_file, "plan", "--snapshot", taken["snapshot"])
 
 
 def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
     """All eight steps; returns the report. Safe to call again after any failure: finished work is reused."""
     if context.job.compile == "never":
         require_frozen_artifacts(context)
-    planned = prepare(context)
+    planned = prepare(context, job_file)
     if planned["published"]:
         context.say(f"ds={context.ds} is published already with this fingerprint; nothing to do")
     else:
@@ -42,14 +48,19 @@ def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
 
 
 def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
-    """The compile step, in a process of its own: toolchains are large and stay in memory."""
+    """The compile step; only when something is missing."""
     planned = load_run(context.objects, run_uri)
     if not missing_shapes(context, planned):
         return {"built": 0, "reused": len(planned.artifacts)}
-    process = StepProcess(_arguments(context, job_file, "compile", run_uri), context.say, lambda rows: None)
+    return _child(context, job_file, "compile", "--run", run_uri)
+
+
+def _child(context: Context, job_file: Path, step: str, *arguments: str) -> dict[str, Any]:
+    """A step that loads a toolchain, in a process of its own: it is large and would stay in memory."""
+    process = StepProcess(_arguments(context, job_file, step, *arguments), context.say, lambda rows: None)
     code, result = process.wait()
     if code:
-        raise _child_error("compile", code, process)
+        raise _child_error(step, code, process)
     return result
 
 
@@ -63,7 +74,7 @@ def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> 
             count = min(context.workers, len(missing))
             processes = [
                 StepProcess(
-                    [*_arguments(context, job_file, "infer", run_uri), "--index", str(index), "--of", str(count)],
+                    _arguments(context, job_file, "infer", "--run", run_uri, "--index", str(index), "--of", str(count)),
                     context.say,
                     advance,
                 )
@@ -100,8 +111,8 @@ def _missing(context: Context, run_uri: str) -> list[int]:
     return [shard.index for shard in planned.shards if shard_object(run_uri, shard.index) not in present]
 
 
-def _arguments(context: Context, job_file: Path, step: str, run_uri: str) -> list[str]:
-    return [step, "--job", str(job_file), "--ds", context.ds, "--run", run_uri]
+def _arguments(context: Context, job_file: Path, step: str, *arguments: str) -> list[str]:
+    return [step, "--job", str(job_file), "--ds", context.ds, *arguments]
 
 
 def _child_error(step: str, code: int, process: StepProcess, detail: str = "") -> LengthwiseError | ArtifactError:

@@ -21,7 +21,7 @@ from pipeline.layout import shard_object
 from pipeline.run_plan import RunPlan
 from pipeline.shards import Shard, assign
 from pipeline.tokenized import SplitCounts, TokenBlock, load_counts, read_block
-from pipeline.toolchain import job_toolchain
+from pipeline.toolchain import Toolchain, job_toolchain
 
 
 @dataclass(slots=True)
@@ -30,6 +30,7 @@ class Worker:
 
     context: Context
     plan: RunPlan
+    toolchain: Toolchain
     log: EventLog
     core: int
     counts: dict[int, SplitCounts] = field(default_factory=dict)
@@ -66,9 +67,9 @@ class Worker:
         executable = self._load(shard)
         loaded = time.time()
         block = self._read(shard)
-        read = time.time()
+        read, cpu = time.time(), time.process_time()
         logits = np.concatenate(list(run_batches(executable, block, self.plan.model.pad_token_id)))
-        executed = time.time()
+        executed, cpu = time.time(), time.process_time() - cpu
         created = self.context.objects.put_new(uri, encode_logits(logits))
         ended = time.time()
         self.shards += 1
@@ -78,8 +79,8 @@ class Worker:
         self.log.write(
             "shard", started, ended, core=self.core, shard=shard.index, shape=str(shape), rows=shard.rows,
             batches=batches, slot_tokens=batches * shape.slot_tokens, real_tokens=int(block.lengths.sum()),
-            load_s=loaded - started, read_s=read - loaded, execute_s=executed - read, write_s=ended - executed,
-            created=created,
+            load_s=loaded - started, read_s=read - loaded, execute_s=executed - read, cpu_s=cpu,
+            write_s=ended - executed, created=created,
         )  # fmt: skip
         self.context.advance(shard.rows)
         self.context.say(
@@ -90,15 +91,14 @@ class Worker:
         shape = self.plan.shape_plan.shapes[shard.shape]
         if self.loaded is None or self.loaded.shape != shape:
             self.loaded = None  # frees the other shape first: one copy in memory at a time
-            toolchain = job_toolchain(self.context, self.plan.model)
-            spec = toolchain.spec(shape)
+            spec = self.toolchain.spec(shape)
             if spec.key != self.plan.artifacts[shard.shape]:
                 raise ArtifactError(
                     f"shape {shape}: the run was planned for artifact {self.plan.artifacts[shard.shape]}, this host "
                     f"would load {spec.key}: its versions or machine kind differ ({spec.machine}, "
                     f"{dict(spec.versions)}); run all steps on one kind of host"
                 )
-            self.loaded = toolchain.store.load(spec, toolchain.target)
+            self.loaded = self.toolchain.store.load(spec, self.toolchain.target)
         return self.loaded
 
     def _read(self, shard: Shard) -> TokenBlock:
@@ -118,7 +118,7 @@ class Worker:
 def infer_shards(context: Context, plan: RunPlan, index: int, of: int, core: int, log: EventLog) -> dict[str, int]:
     """Work as worker `index` of `of`. Raises ArtifactError, StorageError, DeviceError; finished shards stay."""
     before = compilations()
-    worker = Worker(context, plan, log, core)
+    worker = Worker(context, plan, job_toolchain(context, plan.model), log, core)
     worker.run(index, of)
     compiled = compilations() - before
     if compiled:

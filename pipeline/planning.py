@@ -13,6 +13,7 @@ from pipeline.context import Context
 from pipeline.digests import code_version, digest
 from pipeline.frozen_plan import tonights_shape_plan
 from pipeline.models import job_model
+from pipeline.probing import probe
 from pipeline.run_plan import RunPlan, load_run, plan_object
 from pipeline.shards import cut_shards, rows_per_shape
 from pipeline.snapshot import Snapshot
@@ -23,11 +24,12 @@ from pipeline.toolchain import job_toolchain
 
 def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot) -> RunPlan:
     """Plan a tokenised snapshot; the same input, job and code always give the same plan under the same fingerprint."""
-    _, model = job_model(context)
+    model_dir, model = job_model(context)
     tokens_uri = context.layout.tokens(context.ds, tokens_key(context, snapshot, model))
     splits = [load_counts(context.objects, tokens_uri, split.index) for split in snapshot.splits]
     check_budget(context.job.reject_budget, sum(split.rows for split in splits), [s.reasons for s in splits])
     toolchain = job_toolchain(context, model)
+    probe(context, toolchain, model_dir, tokens_uri, splits)
     shape_plan, drift = tonights_shape_plan(context, toolchain, length_counts(splits, context.job.max_length))
     artifacts = tuple(toolchain.spec(shape).key for shape in shape_plan.shapes)
     shards = tuple(cut_shards(splits, shape_plan))

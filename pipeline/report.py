@@ -29,7 +29,7 @@ def make_report(
     """
     shards = _distinct_shards(events)
     seconds = {step: union_seconds(_intervals(events, step)) for step in STEPS}
-    total = sum(seconds.values())
+    total = round(sum(seconds.values()), 3)
     slot_tokens = sum(event["slot_tokens"] for event in shards)
     price = plan.job.price_per_hour
     cost = None if price is None else total / 3600 * price
@@ -51,12 +51,13 @@ def make_report(
         "padding_efficiency": manifest.real_tokens / slot_tokens if slot_tokens else None,
         "seconds": {step: round(value, 3) for step, value in seconds.items()},
         "peak_memory_mb": {step: _peak_memory_mb(events, step) for step in STEPS},
-        "total_seconds": round(total, 3),
+        "total_seconds": total,
         "rows_per_second": manifest.predicted / total if total else None,
         "infer_rows_per_second": manifest.predicted / seconds["infer"] if seconds["infer"] else None,
         "infer_predicted_seconds": _predicted_seconds(shape_plan, shards),
         "infer_execute_seconds": round(sum(event["execute_s"] for event in shards), 3),
         "drift": plan.drift,
+        "infer_cpu_seconds": round(sum(event["cpu_s"] for event in shards), 3),
         "compilations_in_infer": sum(e.get("compilations", 0) for e in events if e["event"] == "infer"),
         "repeated_shards": sum(event["event"] == "shard" for event in events) - len(shards),
         "cores": _cores(events, seconds["infer"]),
@@ -170,7 +171,8 @@ def _metrics_table(report: dict[str, Any]) -> pa.Table:
             ),
             float: (
                 "padding_efficiency", "total_seconds", "rows_per_second", "infer_rows_per_second",
-                "infer_execute_seconds", "infer_predicted_seconds", "price_per_hour", "cost", "cost_per_million_rows",
+                "infer_execute_seconds", "infer_cpu_seconds", "infer_predicted_seconds", "price_per_hour", "cost",
+                "cost_per_million_rows",
             ),
         }.items()
         for name in names

@@ -165,7 +165,7 @@ def test_interrupt_says_what_is_kept(local: JobHome) -> None:
 
 def test_bad_rows_are_rows(tmp_path: Path, tiny_model: Path) -> None:
     home = make_home(tmp_path, tiny_model, str(tmp_path), reject_budget={"share": 0.5}, truncation="reject")
-    good = rows(20)
+    good = [{"id": f"g{index}", "text": "a good movie " * (1 + index % 5), "group": "a"} for index in range(20)]
     lines = jsonl(good).splitlines(keepends=True)
     bad = [b'{"id": "x1", "text": null, "group": "a"}\n', b"{broken\n", b'{"id": "x2", "text": "\xff", "group": "a"}\n']
     too_long = [json.dumps({"id": "x3", "text": "good movie " * 200, "group": "a"}).encode() + b"\n"]

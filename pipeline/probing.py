@@ -1,0 +1,58 @@
+"""Measured costs before a job's first shape plan: a few shapes timed on the night's rows, where compiling is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from compile.batches import TokenRow
+from compile.probe import probe_costs
+from pipeline.context import Context
+from pipeline.frozen_plan import read_frozen_plan
+from pipeline.tokenized import SplitCounts, read_block
+from pipeline.toolchain import Toolchain
+
+_ROWS = 256
+_SPLITS = 4
+
+
+def wants_probe(context: Context, toolchain: Toolchain) -> bool:
+    """Whether a plan is about to be made from estimates although this host could measure."""
+    return (
+        not context.job.shapes
+        and context.job.compile != "never"
+        and toolchain.target.on_cpu
+        and read_frozen_plan(context, toolchain) is None
+    )
+
+
+def probe(
+    context: Context, toolchain: Toolchain, model_dir: Path, tokens_uri: str, splits: Sequence[SplitCounts]
+) -> None:
+    """Measure, unless it was done before or there is no row to measure with; the costs lie beside the artifacts."""
+    rows = spread_rows(context, tokens_uri, splits, toolchain.model.pad_token_id)
+    if rows and wants_probe(context, toolchain):
+        probe_costs(
+            toolchain.store,
+            toolchain.target,
+            toolchain.model,
+            model_dir,
+            toolchain.precision,
+            rows,
+            context.job.max_length,
+            lambda line: context.say(f"plan: measured {line}"),
+        )
+
+
+def spread_rows(context: Context, tokens_uri: str, splits: Sequence[SplitCounts], pad_token_id: int) -> list[TokenRow]:
+    """Up to _ROWS rows of the first splits, evenly over their lengths; none that spells out the pad token."""
+    rows = []
+    for counts in [split for split in splits if split.accepted][:_SPLITS]:
+        block = read_block(context.objects, tokens_uri, counts, 0, counts.accepted)
+        ends = np.cumsum(block.lengths)
+        for index in np.unique(np.linspace(0, len(ends) - 1, _ROWS // _SPLITS).astype(int)):
+            ids = block.flat[ends[index] - block.lengths[index] : ends[index]]
+            rows.append(TokenRow(ids, int(block.rows["segment_b"][index])))
+    return [row for row in rows if not (row.token_ids == pad_token_id).any()]
