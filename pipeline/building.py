@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import numpy as np
-
 from compile.accuracy import LabelledRow
 from compile.batches import TokenRow
 from compile.build import build_missing
@@ -134,8 +132,4 @@ def _spread_rows(context: Context, plan: RunPlan, count: int) -> Iterator[tuple[
     for part in first.values():
         counts = load_counts(context.objects, plan.tokens_uri, part.split)
         block = read_block(context.objects, plan.tokens_uri, counts, part.start, part.stop)
-        ends = np.cumsum(block.lengths)
-        for index in np.unique(np.linspace(0, len(ends) - 1, count).astype(int)):
-            ids = block.flat[ends[index] - block.lengths[index] : ends[index]]
-            row = TokenRow(ids, int(block.rows["segment_b"][index]))
-            yield part.split, row, int(block.rows["position"][index])
+        yield from ((part.split, row, position) for row, position in block.spread(count))

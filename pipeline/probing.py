@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from compile.batches import TokenRow
 from compile.probe import probe_costs
 from pipeline.context import Context
@@ -48,11 +46,8 @@ def probe(
 
 def spread_rows(context: Context, tokens_uri: str, splits: Sequence[SplitCounts], pad_token_id: int) -> list[TokenRow]:
     """Up to _ROWS rows of the first splits, evenly over their lengths; none that spells out the pad token."""
-    rows = []
+    rows: list[TokenRow] = []
     for counts in [split for split in splits if split.accepted][:_SPLITS]:
         block = read_block(context.objects, tokens_uri, counts, 0, counts.accepted)
-        ends = np.cumsum(block.lengths)
-        for index in np.unique(np.linspace(0, len(ends) - 1, _ROWS // _SPLITS).astype(int)):
-            ids = block.flat[ends[index] - block.lengths[index] : ends[index]]
-            rows.append(TokenRow(ids, int(block.rows["segment_b"][index])))
+        rows += [row for row, _ in block.spread(_ROWS // _SPLITS)]
     return [row for row in rows if not (row.token_ids == pad_token_id).any()]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.batches import TokenRow
 from pipeline.errors import JobError
 from pipeline.layout import token_object
 from pipeline.objects import Objects
@@ -62,6 +63,16 @@ class TokenBlock:
     """Shape (rows,)."""
     rows: NDArray[np.void]
     """Records of dtype ROW, shape (rows,)."""
+
+    def spread(self, count: int) -> list[tuple[TokenRow, int]]:
+        """Up to `count` rows, evenly over the block's (ascending) lengths, each with its position in the split."""
+        ends = np.cumsum(self.lengths)
+        found = []
+        for index in np.unique(np.linspace(0, len(ends) - 1, count).astype(int)):
+            ids = self.flat[ends[index] - self.lengths[index] : ends[index]]
+            row = TokenRow(ids, int(self.rows["segment_b"][index]))
+            found.append((row, int(self.rows["position"][index])))
+        return found
 
 
 def encode_split(
