@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo.servers.seaweed import S3Endpoint
-from jobs import DS, JobHome, make_home, put_rows, rows
+from jobs import DS, JobHome, make_home, published, put_rows, rows
 from pipeline.objects import Objects
 
 
@@ -150,6 +150,49 @@ def test_never_compile_without_artifacts_fails_before_anything_is_read(tmp_path:
     assert home.command("plan", str(home.file), "--ds", DS).returncode == 0
     errors = refused(home, 4, "16x16", "2x128", "does not exist", "lengthwise compile", command=run)
     assert "tokenize:" not in errors
+
+
+def test_never_compile_with_one_artifact_gone_leaves_the_old_partition(tmp_path: Path, tiny_model: Path) -> None:
+    home = make_home(tmp_path, tiny_model, str(tmp_path), artifacts=f"{tmp_path}/artifacts")
+    put_rows(Objects().put, str(tmp_path), rows(40))
+    home.run()
+    before = published(Objects(), str(tmp_path))
+    put_rows(Objects().put, str(tmp_path), rows(40, seed=1))  # another snapshot: there would be work to do
+    listed = json.loads(home.command("artifacts", "list", str(home.file), "--json").stdout)["artifacts"]
+    gone = next(item for item in listed if item["spec"]["shape"] == "8x32")
+    (tmp_path / f"artifacts/manifests/{gone['key']}.json").unlink()
+    done = home.command("run", str(home.file), "--ds", DS, "--no-compile")
+    assert done.returncode == 4
+    assert f"shape 8x32: artifact {gone['key']}" in done.stderr
+    assert f"lengthwise compile JOB --ds {DS}" in done.stderr
+    assert "snapshot:" not in done.stderr, "nothing was listed, let alone read"
+    assert published(Objects(), str(tmp_path)) == before
+    home.command("compile", str(home.file), "--ds", DS)
+    assert home.run("--no-compile")["compilations_in_infer"] == 0
+    assert published(Objects(), str(tmp_path)) != before
+
+
+def test_artifacts_are_listed_verified_and_collected(tmp_path: Path, tiny_model: Path) -> None:
+    home = make_home(tmp_path, tiny_model, str(tmp_path), artifacts=f"{tmp_path}/artifacts")
+    put_rows(Objects().put, str(tmp_path), rows(40))
+    home.run()
+    keys = [
+        item["key"]
+        for item in json.loads(home.command("artifacts", "list", str(home.file), "--json").stdout)["artifacts"]
+    ]
+    assert len(keys) == 4
+    assert json.loads(home.command("artifacts", "show", str(home.file), keys[0][:8]).stdout)["parity"]["passed"]
+    assert "4 artifacts are sound" in home.command("artifacts", "verify", str(home.file)).stdout
+    fewer = make_home(tmp_path, tiny_model, str(tmp_path), artifacts=f"{tmp_path}/artifacts", shapes=["2x128"])
+    fewer.run()
+    assert "3 artifacts would be deleted" in fewer.command("artifacts", "gc", str(fewer.file)).stdout
+    assert "3 artifacts deleted, 1 kept" in fewer.command("artifacts", "gc", str(fewer.file), "--yes").stdout
+    assert "1 artifacts are sound" in fewer.command("artifacts", "verify", str(fewer.file)).stdout
+    blob = max((tmp_path / "artifacts/blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+    damaged = fewer.command("artifacts", "verify", str(fewer.file))
+    assert damaged.returncode == 4
+    assert "damaged" in damaged.stderr
 
 
 def test_report_of_an_unpublished_night(home: JobHome) -> None:
