@@ -1,0 +1,32 @@
+"""What README says of the repository is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pipeline.job import Input, Job
+from pipeline.rejects import REASONS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_list_of_modules_is_current() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "scripts/readme_modules.py"), "--check"], check=False)
+    assert done.returncode == 0, "run: python scripts/readme_modules.py"
+
+
+def test_every_job_field_is_documented() -> None:
+    documented = set(re.findall(r"^\| `([a-z0-9_.]+)`", (ROOT / "docs/jobs.md").read_text(), re.MULTILINE))
+    fields = {name for name in Job.model_fields if name not in ("model", "input", "output", "reject_budget", "parity")}
+    fields |= {f"input.{name}" for name in Input.model_fields}
+    assert fields <= documented
+    assert set(REASONS) <= documented
+
+
+def test_every_linked_file_exists() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
