@@ -117,6 +117,10 @@ class AirflowClient:
         known = self.call("GET", "/backfills", dag_id=dag_id, limit=100)["backfills"]
         return next((int(each["id"]) for each in known if each["completed_at"] is None), None)
 
+    def cancel_backfill(self, backfill_id: int) -> None:
+        """Close a backfill; runs of it that wait fail, runs that ended stay as they are."""
+        self.call("PUT", f"/backfills/{backfill_id}/cancel")
+
     def backfill_done(self, backfill_id: int) -> bool:
         """Whether Airflow closed the backfill (all its runs have ended)."""
         return self.call("GET", f"/backfills/{backfill_id}")["completed_at"] is not None

@@ -203,8 +203,8 @@ def test_clearing_a_mapped_task_changes_no_byte(live: Live, backfilled: list[str
 
 def test_backfilling_again_repeats_no_work_and_changes_no_byte(live: Live, backfilled: list[str]) -> None:
     before = live.tables()
-    number = live.client.backfill(DAG, NIGHTS[0], NIGHTS[-1], "completed", max_active_runs=3)
-    live.follow(*backfilled, done=lambda: live.client.backfill_done(number))
+    live.client.backfill(DAG, NIGHTS[0], NIGHTS[-1], "completed", max_active_runs=3)
+    live.follow(*backfilled)
     for run_id in backfilled:
         (commit,) = live.tasks(run_id)["commit"]
         assert commit["try_number"] >= 2
