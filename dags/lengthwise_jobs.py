@@ -97,14 +97,15 @@ def tokenize(file: str, part: Part) -> Part:
 
 @task
 def plan(file: str, parts: list[Part]) -> list[Part]:
+    """One entry per worker: the compile step is mapped over them, too, each building its share of the shapes."""
     ds = parts[0]["ds"]
     made = run_step("plan", file, ds, "--snapshot", parts[0]["snapshot"])
     return [part | {"ds": ds, "run": made["run"]} for part in fan_out(made["workers"])]
 
 
-@task(task_id="compile", multiple_outputs=False)
-def build_artifacts(file: str, workers: list[Part]) -> Part:
-    return run_wide_step("compile", file, workers)
+@task(task_id="compile", map_index_template="{{ part }}", multiple_outputs=False)
+def build_artifacts(file: str, part: Part) -> Part:
+    return part_step("compile", file, part, "shapes")
 
 
 @task(map_index_template="{{ part }}", multiple_outputs=False)
@@ -132,11 +133,12 @@ def report(file: str, workers: list[Part]) -> Part:
 def connect(job: Job, file: str) -> None:
     """The flow, in the DAG that is open. Only names and URIs pass from task to task."""
     queue = {"queue": job.queue} if job.queue else {}
+    compile_queue = {"queue": job.compile_queue} if job.compile_queue else queue
     parts = snapshot(file=file, timezone=job.timezone)
     workers = plan(file=file, parts=cast(Any, parts))
     given: dict[str, Any] = {"file": file, "workers": workers}
     tokenized = tokenize.partial(file=file).expand(part=parts)
-    compiled = build_artifacts.override(**queue)(**given)
+    compiled = build_artifacts.override(**compile_queue).partial(file=file).expand(part=workers)
     inferred = infer.override(pool=POOL, **queue).partial(file=file).expand(worker=workers)
     published = publish.partial(**given).expand(part=parts)
     committed = commit.override(outlets=[Asset(job.name)])(**given, asset=job.name)

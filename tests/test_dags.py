@@ -139,7 +139,7 @@ def test_the_steps_are_tasks_in_order(parsed: dict[str, Any]) -> None:
         "commit": ["plan", "publish"],
         "report": ["commit", "plan"],
     }
-    assert [name for name, task in tasks.items() if task["mapped"]] == ["tokenize", "infer", "publish"]
+    assert [name for name, task in tasks.items() if task["mapped"]] == ["tokenize", "compile", "infer", "publish"]
     assert [name for name, task in tasks.items() if task["pool"] == "cores"] == ["infer"]
     assert [name for name, task in tasks.items() if task["queue"] == "accelerators"] == ["compile", "infer"]
     assert {name: task["outlets"] for name, task in tasks.items() if task["outlets"]} == {"commit": ["berlin"]}
