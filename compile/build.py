@@ -24,9 +24,9 @@ from compile.samples import Sample, check_rows, choose_samples
 from compile.shapes import Shape, ShapePlan
 from compile.targets import EncoderBatch, Executable, Target
 
-MEASURE_S = 1.0
+MEASURE_S = 0.5
 """Seconds given to timing one shape; a slower batch is still run MIN_REPEATS times."""
-MIN_REPEATS, MAX_REPEATS = 3, 15
+MIN_REPEATS, MAX_REPEATS = 3, 9
 CALIBRATION_ROWS = 128
 
 

@@ -2,7 +2,7 @@
 
     python -m demo.nights FOLDER        writes FOLDER/ds=YYYY-MM-DD/... for the four nights
 
-Every night has 2,000 rows, half IMDB reviews that training never saw (up to 2,467 tokens), half Rotten Tomatoes
+Every night has 1,000 rows, half IMDB reviews that training never saw (up to 2,467 tokens), half Rotten Tomatoes
 sentences (most of which training did see: accuracy is claimed for held-out rows only, in sentiment_head/metrics.json).
 Columns: review_id (string, unique over all nights), text (string), source (string), label (int64; 1 positive).
 The share of positive reviews differs by night, so that a query over the output has something to show.
@@ -50,7 +50,7 @@ class Night:
     """Share of rows that people called positive."""
     odd: bool = False
     """Whether ODD_LINES are among the rows."""
-    rows: int = 2000
+    rows: int = 1000
 
     @property
     def expected_rejects(self) -> int:

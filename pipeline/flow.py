@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def prepare(context: Context, job_file: Path) -> dict[str, Any]:
     _, model = job_model(context)
     if not wants_probe(context, job_toolchain(context, model)):
         return steps.plan(context, taken["snapshot"])
-    return _child(context, job_file, "plan", "--snapshot", taken["snapshot"])
+    return _children(context, job_file, "plan", [("--snapshot", taken["snapshot"])])[0]
 
 
 def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
@@ -48,20 +49,25 @@ def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
 
 
 def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
-    """The compile step; only when something is missing."""
+    """The compile step, where something is missing: in as many processes as there are workers."""
     planned = load_run(context.objects, run_uri)
-    if not missing_shapes(context, planned):
-        return {"built": 0, "reused": len(planned.artifacts)}
-    return _child(context, job_file, "compile", "--run", run_uri)
+    missing = missing_shapes(context, planned)
+    count = min(context.workers, len(missing))
+    shares = [("--run", run_uri, "--index", str(index), "--of", str(count)) for index in range(count)]
+    _children(context, job_file, "compile", shares)
+    return {"built": len(missing), "reused": len(planned.artifacts) - len(missing)}
 
 
-def _child(context: Context, job_file: Path, step: str, *arguments: str) -> dict[str, Any]:
-    """A step that loads a toolchain, in a process of its own: it is large and would stay in memory."""
-    process = StepProcess(_arguments(context, job_file, step, *arguments), context.say, lambda rows: None)
-    code, result = process.wait()
-    if code:
-        raise _child_error(step, code, process)
-    return result
+def _children(context: Context, job_file: Path, step: str, shares: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """A step that loads a toolchain, in processes of their own: it is large and would stay in memory."""
+    processes = [
+        StepProcess(_arguments(context, job_file, step, *share), context.say, lambda rows: None) for share in shares
+    ]
+    ended = _wait_all(processes)
+    for code, _, process in ended:
+        if code:
+            raise _child_error(step, code, process)
+    return [result for _, result, _ in ended]
 
 
 def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> None:
@@ -80,7 +86,7 @@ def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> 
                 )
                 for index in range(count)
             ]
-            failures = _wait_all(processes)
+            failures = [(code, process) for code, _, process in _wait_all(processes) if code]
             before, missing = missing, _missing(context, run_uri)
             fruitless = fruitless + 1 if len(missing) == len(before) else 0
             if missing and (fruitless >= _ROUNDS_WITHOUT_PROGRESS or _final(failures)):
@@ -90,14 +96,14 @@ def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> 
                 context.say(f"infer: a worker ended early; {len(missing)} shards are left, starting again")
 
 
-def _wait_all(processes: list[StepProcess]) -> list[tuple[int, StepProcess]]:
+def _wait_all(processes: list[StepProcess]) -> list[tuple[int, dict[str, Any], StepProcess]]:
+    """Exit code and result of each; whatever interrupts the waiting ends them all."""
     try:
-        codes = [process.wait()[0] for process in processes]
+        return [(*process.wait(), process) for process in processes]
     except BaseException:
         for process in processes:
             process.stop()
         raise
-    return [(code, process) for code, process in zip(codes, processes, strict=True) if code]
 
 
 def _final(failures: list[tuple[int, StepProcess]]) -> bool:

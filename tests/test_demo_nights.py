@@ -77,7 +77,7 @@ def test_a_night_has_the_rows_sources_and_share_it_declares(objects: dict[str, b
     keys = [key for key in objects if f"/ds={night.ds}/" in key]
     rows = [record for key in keys for record in _records(key, objects[key])]
     assert len(rows) == night.rows
-    assert Counter(row["source"] for row in rows) == {"imdb": 1000, "rotten_tomatoes": 1000}
+    assert Counter(row["source"] for row in rows) == {"imdb": night.rows // 2, "rotten_tomatoes": night.rows // 2}
     assert sum(row["label"] for row in rows) == night.rows * night.positive
     # Sources and labels are mixed in every file, as a feed would have them, not one after the other.
     for key in keys:

@@ -56,6 +56,7 @@ def load_encoder(model_dir: Path, precision: str = "fp32") -> Any:
     import transformers
 
     torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()  # it advises about training heads, which is not our business
     config = transformers.AutoConfig.from_pretrained(model_dir)
     if hasattr(config, "reference_compile"):
         config.reference_compile = False  # ModernBERT would call torch.compile at its first forward
