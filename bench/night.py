@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -56,9 +57,7 @@ def run_night(folder: Path, rows: int, tiny: bool) -> dict[str, object]:
 
 def _tiny_model(folder: Path) -> Path:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from tiny_models import make_model
-
-    return make_model(folder)
+    return Path(importlib.import_module("tiny_models").make_model(folder))
 
 
 if __name__ == "__main__":

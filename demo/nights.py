@@ -2,8 +2,8 @@
 
     python -m demo.nights FOLDER        writes FOLDER/ds=YYYY-MM-DD/... for the four nights
 
-Every night has 1,000 rows, half IMDB reviews that training never saw (up to 2,467 tokens), half Rotten Tomatoes
-sentences (most of which training did see: accuracy is claimed for held-out rows only, in sentiment_head/metrics.json).
+Every night has 1,000 rows, a quarter IMDB reviews that training never saw (up to 2,467 tokens), the rest Rotten
+Tomatoes sentences (most of which training did see: accuracy is claimed for held-out rows only, see metrics.json).
 Columns: review_id (string, unique over all nights), text (string), source (string), label (int64; 1 positive).
 The share of positive reviews differs by night, so that a query over the output has something to show.
 """
@@ -104,11 +104,11 @@ def choose_rows() -> dict[str, list[Review]]:
     chosen = {}
     for night in NIGHTS:
         rows: list[Review] = []
-        for source in ("imdb", "rotten_tomatoes"):
-            half = night.rows // 2
-            positive = round(half * night.positive)
+        imdb = night.rows // 4
+        for source, count in (("imdb", imdb), ("rotten_tomatoes", night.rows - imdb)):
+            positive = round(count * night.positive)
             rows += islice(pools[source, 1], positive)
-            rows += islice(pools[source, 0], half - positive)
+            rows += islice(pools[source, 0], count - positive)
         # By id, which is a digest after the source: only the digest mixes the sources and labels.
         chosen[night.ds] = sorted(rows, key=lambda review: review.review_id.rpartition("-")[2])
     return chosen
@@ -128,7 +128,7 @@ def encode_parquet(records: list[dict[str, Any]], odd_lines: tuple[str, ...] = (
     if odd_lines:
         raise ValueError("Parquet cannot hold odd lines; choose jsonl or jsonl.gz for this night")
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), sink, row_group_size=400, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), sink, row_group_size=200, compression="zstd")
     return sink.getvalue()
 
 
