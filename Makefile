@@ -1,6 +1,6 @@
 # The commands of this repository. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help env lock lint test test-slow bench-quick demo airflow clean
+.PHONY: help env lock lint test test-slow bench-quick demo demo-check airflow clean
 VENV := .venv
 RUN := $(VENV)/bin/python
 # What pytest is given, for example: make test PYTEST_ARGS="-k planner -x"
@@ -34,6 +34,9 @@ bench-quick: env ## Lengthwise against what one would write instead, in CPU seco
 
 demo: env ## three nights of real reviews through S3, Airflow and DuckDB on this machine
 	@$(RUN) -m demo.run
+
+demo-check: env ## after `make demo`: is its answer the one of a plain transformers loop?
+	@$(RUN) -m demo.check
 
 airflow: env ## the demo's servers, left running until Ctrl-C
 	@$(RUN) -m demo.run --serve

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 JOB = ROOT / "jobs" / "reviews_sentiment.yaml"
 DAG_ID = "reviews_sentiment"
 BACKFILL = [night.ds for night in NIGHTS[:3]]
+S3_FOLDER = "s3"
 _RUNS_TIMEOUT_S = 900
 
 
@@ -84,8 +85,8 @@ def preferred_port(port: int) -> int:
 @contextlib.contextmanager
 def running_stack(folder: Path, say: Teller) -> Iterator[Stack]:
     """Start everything, with inputs in S3 and the shapes compiled; on exit all of it has ended."""
-    again = " (with the data of the last run)" if (folder / "s3").exists() else ""
-    with local_s3(folder / "s3", port=preferred_port(8333)) as s3:
+    again = " (with the data of the last run)" if (folder / S3_FOLDER).exists() else ""
+    with local_s3(folder / S3_FOLDER, port=preferred_port(8333)) as s3:
         say(f"S3 (SeaweedFS) at {s3.url}{again}")
         environment = s3.environment() | {"LENGTHWISE_CACHE": str(folder / "cache")}
         say(f"sentiment model in s3://{s3.bucket}/models/reviews-sentiment/: {put_model(s3, folder / 'models')}")
