@@ -26,6 +26,8 @@ from pipeline.tokenized import ROW, SplitCounts, encode_split, load_counts
 from pipeline.tokenizer import TokenizedText, Tokenizer
 
 _BATCH_ROWS = 1_024
+_BATCH_CHARS = 1 << 19
+"""The tokenizer's own records take a hundred bytes and more per token until a batch is done."""
 
 
 def tokens_key(context: Context, snapshot: Snapshot, model: ModelInfo) -> str:
@@ -92,11 +94,13 @@ def _checked_rows(
 
 def _batches(rows: Iterator[tuple[int, int, Accepted]]) -> Iterator[list[tuple[int, int, Accepted]]]:
     batch = []
+    chars = 0
     for row in rows:
         batch.append(row)
-        if len(batch) == _BATCH_ROWS:
+        chars += len(row[2].text) + len(row[2].pair or "")
+        if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
             yield batch
-            batch = []
+            batch, chars = [], 0
     if batch:
         yield batch
 

@@ -42,11 +42,11 @@ class Tokenizer:
     def encode(self, texts: Sequence[tuple[str, str | None]]) -> list[TokenizedText]:
         """Tokenise texts or pairs, in order."""
         inputs = [first if second is None else (first, second) for first, second in texts]
-        encodings = self._whole.encode_batch(inputs)
+        encodings = self._whole.encode_batch_fast(inputs)
         lengths = [len(encoding) for encoding in encodings]
         if self._cutting is not None:
             long = [index for index, length in enumerate(lengths) if length > self._max_tokens]
-            for index, cut in zip(long, self._cutting.encode_batch([inputs[index] for index in long]), strict=True):
+            for index, cut in zip(long, self._cutting.encode_batch_fast([inputs[index] for index in long]), strict=True):
                 encodings[index] = cut
         return [_result(encoding, length) for encoding, length in zip(encodings, lengths, strict=True)]
 
