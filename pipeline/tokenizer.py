@@ -46,8 +46,9 @@ class Tokenizer:
         lengths = [len(encoding) for encoding in encodings]
         if self._cutting is not None:
             long = [index for index, length in enumerate(lengths) if length > self._max_tokens]
-            for index, cut in zip(long, self._cutting.encode_batch_fast([inputs[index] for index in long]), strict=True):
-                encodings[index] = cut
+            cut = self._cutting.encode_batch_fast([inputs[index] for index in long])
+            for index, encoding in zip(long, cut, strict=True):
+                encodings[index] = encoding
         return [_result(encoding, length) for encoding, length in zip(encodings, lengths, strict=True)]
 
 
