@@ -18,6 +18,7 @@ from compile.planner import (
     predicted_seconds,
     rows_per_shape,
 )
+from compile.remainders import place_remainders
 from compile.shapes import Shape, ShapePlan
 
 
@@ -27,10 +28,10 @@ class ShapeLine:
 
     shape: Shape
     rows: int
-    """Rows whose length goes to it."""
+    """Rows that run in it."""
     batches: int
     real_tokens: int
-    """Of the rows whose length goes to it."""
+    """Of those rows."""
     seconds: float
     measured: bool
 
@@ -52,15 +53,35 @@ class PlanLine:
 
 
 def describe_shapes(plan: ShapePlan, counts: NDArray[np.int64]) -> list[ShapeLine]:
-    """A line per shape, in the plan's order."""
-    tokens = np.concatenate([[0], np.cumsum(np.arange(len(counts)) * counts)])
-    stops = [int(tokens[min(shape.length + 1, len(counts))]) for shape in plan.shapes]
-    real = [stop - start for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
-    batches, rows = executions(plan, counts), rows_per_shape(plan, counts)
-    return [
-        ShapeLine(shape, rows[i], batches[i], real[i], batches[i] * plan.seconds[i], plan.measured[i])
-        for i, shape in enumerate(plan.shapes)
-    ]
+    """A line per shape, in the plan's order, with the rows that run in it: remainders count where they are placed."""
+    batches, moves = executions(plan, counts), place_remainders(rows_per_shape(plan, counts), plan)
+    lines: list[ShapeLine] = []
+    handed: list[Run] = []
+    start = 0
+    for index, shape in enumerate(plan.shapes):
+        stop = min(shape.length + 1, len(counts))
+        runs = [*handed, *((length, int(counts[length])) for length in range(start, stop))]
+        kept, handed = _split_runs(runs, sum(count for _, count in runs) - moves[index])
+        rows, tokens = sum(count for _, count in kept), sum(length * count for length, count in kept)
+        seconds = batches[index] * plan.seconds[index]
+        lines.append(ShapeLine(shape, rows, batches[index], tokens, seconds, plan.measured[index]))
+        start = max(start, stop)
+    return lines
+
+
+Run = tuple[int, int]
+"""Length, and how many rows of it."""
+
+
+def _split_runs(runs: Sequence[Run], rows: int) -> tuple[list[Run], list[Run]]:
+    """The first `rows` rows, and the others."""
+    first, rest = [], []
+    for length, count in runs:
+        taken = min(count, max(0, rows))
+        rows -= taken
+        first.append((length, taken))
+        rest.append((length, count - taken))
+    return first, [run for run in rest if run[1]]
 
 
 def compare_plans(

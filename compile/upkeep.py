@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from compile.artifacts import ArtifactStore
 from compile.conversions import collect_conversions
+from compile.errors import ArtifactError
 from compile.shapes import canonical_json
 
 GRACE_S = 86400.0
@@ -43,6 +45,37 @@ def gc(store: ArtifactStore, keep: Collection[str], now_s: float, grace_s: float
     waiting = {sha256: since.get(sha256, now_s) for sha256 in sorted(unused.difference(expired))}
     store.blobs.put(f"{store.uri}/unused.json", canonical_json(waiting))
     return Collected(tuple(dropped), tuple(expired), tuple(waiting))
+
+
+def discard_damaged(store: ArtifactStore, keys: Collection[str]) -> list[str]:
+    """Delete those of the artifacts whose manifest or any blob is damaged or missing, with the damaged blobs.
+
+    Reads every byte, each blob once. Returns the deleted keys; a build makes them anew.
+    """
+    sound: dict[str, bool] = {}
+    discarded = []
+    for key in keys:
+        try:
+            manifest = store.manifest(key)
+            digests = [file.sha256 for file in manifest.files.values()] if manifest else []
+        except ArtifactError:
+            digests = [""]  # unreadable: no blob of it is known
+        for sha256 in digests:
+            if sha256 and sha256 not in sound:
+                sound[sha256] = _is_sound(store, sha256)
+        if any(not sound.get(sha256, False) for sha256 in digests):
+            store.remove(key)
+            discarded.append(key)
+    for sha256 in (each for each, good in sound.items() if not good):
+        store.blobs.delete(store.blob_uri(sha256))
+    return discarded
+
+
+def _is_sound(store: ArtifactStore, sha256: str) -> bool:
+    try:
+        return hashlib.sha256(store.blobs.get(store.blob_uri(sha256))).hexdigest() == sha256
+    except FileNotFoundError:
+        return False
 
 
 def _unused_since(store: ArtifactStore) -> dict[str, float]:

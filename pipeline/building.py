@@ -12,6 +12,7 @@ from compile.errors import ArtifactError
 from compile.parity import TOLERANCES
 from compile.planner import make_plan
 from compile.shapes import Shape, ShapePlan
+from compile.upkeep import discard_damaged
 from pipeline.columns import kept_schema
 from pipeline.context import Context
 from pipeline.frozen_plan import read_frozen_plan
@@ -21,7 +22,7 @@ from pipeline.parquet_files import read_table
 from pipeline.run_plan import RunPlan
 from pipeline.shards import Range
 from pipeline.tokenized import load_counts, read_block
-from pipeline.toolchain import Toolchain, job_toolchain
+from pipeline.toolchain import Toolchain, artifact_store, job_toolchain
 
 _ROWS_PER_RANGE = 32
 """Real rows handed to the parity check per shape."""
@@ -40,6 +41,8 @@ def require_frozen_artifacts(context: Context) -> None:
     _, model = job_model(context)
     toolchain = job_toolchain(context, model)
     frozen = read_frozen_plan(context, toolchain)
+    if frozen is None and context.job.shapes:
+        frozen = make_plan(context.job.shapes, toolchain.costs())
     if frozen is None:
         raise ArtifactError(
             f"job {context.job.name} may not compile and has no frozen shape plan yet. {_build_command(context)}"
@@ -55,6 +58,12 @@ def frozen_artifacts(context: Context) -> list[str]:
     return [toolchain.spec(shape).key for shape in frozen.shapes] if frozen else []
 
 
+def discard_damaged_artifacts(context: Context, plan: RunPlan) -> None:
+    """Drop the run's artifacts whose bytes are not what their manifests say, so that they are built again."""
+    for key in discard_damaged(artifact_store(context), plan.artifacts):
+        context.say(f"compile: artifact {key} is damaged and was dropped")
+
+
 def _build_command(context: Context) -> str:
     return f"Build with: lengthwise compile JOB --ds {context.ds}"
 
@@ -64,15 +73,15 @@ def missing_shapes(context: Context, plan: RunPlan) -> list[Shape]:
     return list(job_toolchain(context, plan.model).unfit(plan.shape_plan)) if plan.shards else []
 
 
-def compile_run(context: Context, plan: RunPlan, index: int = 0, of: int = 1) -> dict[str, int]:
+def compile_run(context: Context, plan: RunPlan, index: int = 0, of: int = 1, *, ordered: bool) -> dict[str, int]:
     """Build the missing ones among shapes index, index + of, ... of the plan.
 
-    Raises CompileError when a shape does not compile or is not faithful to the model, ArtifactError when one is
-    missing and the job may not compile.
+    `ordered` is an explicit `lengthwise compile`, which `compile: never` does not forbid. Raises CompileError when a
+    shape does not compile or is not faithful to the model, ArtifactError when one is missing and may not be built.
     """
     own = plan.shape_plan.shapes[index::of]
     missing = [shape for shape in missing_shapes(context, plan) if shape in own]
-    if missing and context.job.compile == "never":
+    if missing and context.job.compile == "never" and not ordered:
         require_artifacts(context, job_toolchain(context, plan.model), plan.shape_plan)
     if missing:
         _build(context, plan, missing)

@@ -62,8 +62,11 @@ def plan(
 ) -> None:
     """Tokenise a night and show its shape plan beside the alternatives; nothing is compiled or published."""
     from pipeline import flow, plan_comparison, render
+    from pipeline.errors import JobError
 
     context = make_context(job, ds)
+    if picture and (picture.suffix != ".svg" or not picture.resolve().parent.is_dir()):
+        raise JobError(f"--picture {picture}: give a file that ends in .svg, in a folder that exists")
     planned = flow.prepare(context, job)
     found = plan_comparison.compare(context, planned["run"])
     if picture:
@@ -77,7 +80,7 @@ def compile_(job: JobFile, ds: Ds, as_json: Json = False) -> None:
     from pipeline import flow
 
     context = make_context(job, ds)
-    result = flow.build(context, job, flow.prepare(context, job)["run"])
+    result = flow.build(context, job, flow.prepare(context, job)["run"], ordered=True)
     show(result, as_json, lambda found: f"{found['built']} artifacts built, {found['reused']} reused")
 
 

@@ -20,6 +20,7 @@ Job = Annotated[Path, typer.Option("--job", metavar="FILE")]
 Snapshot = Annotated[str, typer.Option("--snapshot", metavar="URI")]
 Run = Annotated[str, typer.Option("--run", metavar="URI")]
 Index = Annotated[int, typer.Option("--index", min=0)]
+Ordered = Annotated[bool, typer.Option("--ordered", help="also where the job says compile: never")]
 Of = Annotated[int, typer.Option("--of", min=1)]
 
 
@@ -53,11 +54,11 @@ def plan(job: Job, ds: Ds, snapshot: Snapshot) -> None:
 
 
 @app.command("compile")
-def build(job: Job, ds: Ds, run: Run, index: Index = 0, of: Of = 1) -> None:
+def build(job: Job, ds: Ds, run: Run, index: Index = 0, of: Of = 1, ordered: Ordered = False) -> None:
     """Build the missing ones among the artifacts of shapes index, index + of, ..."""
     from pipeline import steps
 
-    _print(steps.compile_artifacts(make_context(job, ds), run, index, of))
+    _print(steps.compile_artifacts(make_context(job, ds), run, index, of, ordered=ordered))
 
 
 @app.command()

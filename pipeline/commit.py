@@ -4,46 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from pipeline.budget import check_budget
 from pipeline.context import Context
 from pipeline.errors import ConservationError, StorageError, WorkerError
 from pipeline.layout import part_object
+from pipeline.manifest import Manifest, committed
 from pipeline.publish import PartSummary, load_summary
 from pipeline.run_plan import RunPlan
 from pipeline.tokenized import load_counts
 
 TABLES = ("predictions", "rejects")
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The committed version of a partition: what `published` compares and what the report counts."""
-
-    fingerprint: str
-    ds: str
-    rows: int
-    predicted: int
-    rejected: int
-    reasons: dict[str, int]
-    real_tokens: int
-    truncated_rows: int
-    truncated_tokens: int
-    files: dict[str, list[dict[str, Any]]]
-    """Table -> parts with name, rows, size_bytes and sha256."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-def committed(context: Context) -> Manifest | None:
-    """The partition's committed version, None when nothing was published yet."""
-    try:
-        return Manifest(**json.loads(context.objects.get(context.layout.manifest(context.ds))))
-    except FileNotFoundError:
-        return None
 
 
 def is_published(context: Context, plan: RunPlan) -> bool:
@@ -84,7 +55,8 @@ def commit_run(context: Context, plan: RunPlan) -> Manifest:
             source = part_object(plan.uri, table, summary.split)
             context.objects.copy(source, context.layout.partition(table, context.ds) + part["name"])
     data = json.dumps(manifest.to_json(), sort_keys=True).encode()
-    if not context.objects.put_if(context.layout.manifest(context.ds), data, etag):
+    swapped = context.objects.put_if(context.layout.manifest(context.ds), data, etag)
+    if not swapped and not is_published(context, plan):  # another process of this very run may have been quicker
         raise StorageError(f"ds={context.ds}: another run committed this partition at the same time; run again")
     _remove_others(context, manifest)
     context.say(f"commit: ds={context.ds}: {manifest.predicted:,} predicted, {manifest.rejected:,} rejected")

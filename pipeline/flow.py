@@ -8,7 +8,7 @@ from typing import Any
 
 from compile.errors import ArtifactError
 from pipeline import steps
-from pipeline.building import missing_shapes, require_frozen_artifacts
+from pipeline.building import discard_damaged_artifacts, missing_shapes, require_frozen_artifacts
 from pipeline.context import Context
 from pipeline.errors import JobError, LengthwiseError, WorkerError
 from pipeline.layout import shard_object
@@ -48,12 +48,18 @@ def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
     return steps.report(context, planned["run"])
 
 
-def build(context: Context, job_file: Path, run_uri: str) -> dict[str, Any]:
-    """The compile step, where something is missing: in as many processes as there are workers."""
+def build(context: Context, job_file: Path, run_uri: str, *, ordered: bool = False) -> dict[str, Any]:
+    """The compile step, where something is missing: in as many processes as there are workers.
+
+    `ordered` is an explicit `lengthwise compile`: it builds for a job that may not compile by itself, and mends.
+    """
     planned = load_run(context.objects, run_uri)
+    if ordered:
+        discard_damaged_artifacts(context, planned)
     missing = missing_shapes(context, planned)
     count = min(context.workers, len(missing))
-    shares = [("--run", run_uri, "--index", str(index), "--of", str(count)) for index in range(count)]
+    options = ("--run", run_uri, *(["--ordered"] if ordered else []), "--of", str(count))
+    shares = [(*options, "--index", str(index)) for index in range(count)]
     _children(context, job_file, "compile", shares)
     return {"built": len(missing), "reused": len(planned.artifacts) - len(missing)}
 

@@ -284,6 +284,9 @@ def _located(job: Job, folder: Path) -> Job:
         # Path also takes doubled slashes and `./` out, which prefixes of listed names would not have.
         return uri if "://" in uri else str(folder / uri) + ("/" if uri.endswith("/") else "")
 
+    within = f"{at(job.output.uri).rstrip('/')}/".startswith(at(job.input.uri).partition("*")[0])
+    if within and "{ds}" not in job.input.uri:
+        raise JobError(f"output.uri: {job.output.uri} lies within input.uri: the next night would read it")
     # A model may also be a hub id, which looks like a relative path: it is one only if the folder is there.
     local_model = job.model.uri.startswith(".") or (folder / job.model.uri).exists()
     update: dict[str, Any] = {

@@ -13,7 +13,7 @@ from pipeline.values import cast_value
 REASONS = {
     "malformed_json": "the line is not valid JSON",
     "not_an_object": "the line is JSON, but not an object with columns",
-    "malformed_csv": "the record has more or fewer fields than the header, or broken quoting",
+    "malformed_csv": "a line of a record with more or fewer fields than the header, or with broken quoting",
     "invalid_utf8": "the bytes are not UTF-8",
     "lone_surrogate": "the text holds half of a surrogate pair, which no UTF-8 text can",
     "line_too_long": "the line is over 16 MiB",

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from compile.planner import make_plan
 from compile.shapes import ShapePlan
-from pipeline.commit import Manifest
 from pipeline.context import Context
 from pipeline.events import read_events, union_seconds
+from pipeline.manifest import Manifest
 from pipeline.parquet_files import parquet_bytes
 from pipeline.run_plan import RunPlan
 from pipeline.toolchain import job_toolchain

@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.context import Context
 from pipeline.digests import digest
 from pipeline.errors import JobError
+from pipeline.manifest import committed
 from pipeline.objects import ObjectInfo, Objects
 from pipeline.sources import object_format, source_units
 from pipeline.splits import Piece, Split, Unit, gather
@@ -55,12 +56,8 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
     """
     input_uri = context.job.input.uri.replace("{ds}", context.ds)
     objects = list_input(context.objects, input_uri)
-    if not objects and context.job.input.when_missing == "fail":
-        raise JobError(
-            f"{input_uri}: no input objects for ds={context.ds}; check the URI (that of a folder ends in /), wait for "
-            f"the night's data, "
-            "or set input.when_missing: empty to publish an empty partition"
-        )
+    if not objects:
+        _check_missing(context, input_uri)
     formats = [object_format(info.uri, context.job.input.format) for info in objects]
     splits = gather(_units(context, objects, formats))
     snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits))
@@ -69,6 +66,21 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
     size = sum(info.size_bytes for info in objects)
     context.say(f"snapshot: {len(objects)} objects, {size / 1e6:.1f} MB, {len(splits)} splits")
     return uri, snapshot
+
+
+def _check_missing(context: Context, input_uri: str) -> None:
+    """Raises JobError where a night without input must not be published as an empty one."""
+    manifest = committed(context)
+    if manifest is not None and manifest.rows:
+        raise JobError(
+            f"{input_uri}: no input objects for ds={context.ds}, which is published with {manifest.rows:,} rows; "
+            "nothing was changed. Restore the input, or give --fresh to replace the partition"
+        )
+    if context.job.input.when_missing == "fail":
+        raise JobError(
+            f"{input_uri}: no input objects for ds={context.ds}; check the URI (a folder ends in /), wait for the "
+            "night's data, or set input.when_missing: empty to publish an empty partition"
+        )
 
 
 def load_snapshot(objects: Objects, uri: str) -> Snapshot:

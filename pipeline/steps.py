@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.building import compile_run, missing_shapes
-from pipeline.commit import commit_run, committed, is_published, sweep
+from pipeline.commit import commit_run, is_published, sweep
 from pipeline.context import Context
 from pipeline.cores import available_cores, leased_core
 from pipeline.errors import WorkerError
 from pipeline.events import EventLog, timed
 from pipeline.infer import infer_shards
 from pipeline.layout import shard_object
+from pipeline.manifest import committed
 from pipeline.models import job_model
 from pipeline.planning import plan_run
 from pipeline.publish import publish_split
@@ -93,11 +94,13 @@ def plan(context: Context, snapshot_uri: str) -> dict[str, Any]:
     }
 
 
-def compile_artifacts(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
+def compile_artifacts(
+    context: Context, run_uri: str, index: int = 0, of: int = 1, *, ordered: bool = False
+) -> dict[str, Any]:
     """Build what the run lacks of shapes index, index + of, ...: {built, reused}."""
     context, planned = _resume(context, run_uri)
     with _run_step(context, "compile", planned, index) as (_, fields):
-        result = compile_run(context, planned, index, of)
+        result = compile_run(context, planned, index, of, ordered=ordered)
         fields.update(result)
     return result
 

@@ -146,10 +146,53 @@ def test_never_compile_without_artifacts_fails_before_anything_is_read(tmp_path:
     home = make_home(tmp_path, tiny_model, str(tmp_path), artifacts=f"{tmp_path}/none")
     put_rows(Objects().put, str(tmp_path), rows(10))
     run = ("run", str(home.file), "--ds", DS, "--no-compile")
-    refused(home, 4, "no frozen shape plan", "lengthwise compile", command=run)
-    assert home.command("plan", str(home.file), "--ds", DS).returncode == 0
     errors = refused(home, 4, "16x16", "2x128", "does not exist", "lengthwise compile", command=run)
-    assert "tokenize:" not in errors
+    assert "snapshot:" not in errors
+    planned = make_home(tmp_path, tiny_model, str(tmp_path), artifacts=f"{tmp_path}/none", shapes="auto")
+    refused(planned, 4, "no frozen shape plan", "lengthwise compile", command=run)
+
+
+def test_an_explicit_compile_builds_for_a_job_that_may_not_and_mends_a_damaged_blob(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    store = f"{tmp_path}/artifacts"
+    home = make_home(tmp_path, tiny_model, str(tmp_path), artifacts=store, compile="never", shapes=["4x64", "2x128"])
+    put_rows(Objects().put, str(tmp_path), rows(40))
+    refused(home, 4, "4x64", "2x128")
+    built = home.command("compile", str(home.file), "--ds", DS, "--json")
+    assert json.loads(built.stdout) == {"built": 2, "reused": 0}, built.stderr
+    blob = max((tmp_path / "artifacts/blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+    refused(home, 4, "damaged", LENGTHWISE_CACHE=f"{tmp_path}/another-cache")
+    mended = home.command("compile", str(home.file), "--ds", DS, "--json")
+    assert json.loads(mended.stdout)["built"] > 0, mended.stderr
+    done = home.command("run", str(home.file), "--ds", DS, LENGTHWISE_CACHE=f"{tmp_path}/another-cache")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_published_night_is_not_replaced_by_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    home = make_home(tmp_path, tiny_model, str(tmp_path), input={"when_missing": "empty"})
+    put_rows(Objects().put, str(tmp_path), rows(10))
+    home.run()
+    before = published(Objects(), str(tmp_path))
+    for path in (tmp_path / f"in/ds={DS}").iterdir():
+        path.unlink()
+    done = home.command("run", str(home.file), "--ds", DS)
+    assert done.returncode == 2
+    assert "is published with 10 rows; nothing was changed" in done.stderr
+    assert published(Objects(), str(tmp_path)) == before
+    assert home.run("--fresh")["rows"] == 0
+
+
+def test_output_within_the_input(tmp_path: Path, tiny_model: Path) -> None:
+    home = make_home(tmp_path, tiny_model, str(tmp_path), input={"uri": f"{tmp_path}/"})
+    refused(home, 2, "lies within input.uri")
+
+
+def test_a_picture_that_cannot_be_written(home: JobHome) -> None:
+    for picture in ("nowhere/plan.svg", "plan.png"):
+        command = ("plan", str(home.file), "--ds", DS, "--picture", str(home.folder / picture))
+        assert "tokenize:" not in refused(home, 2, "--picture", command=command)
 
 
 def test_never_compile_with_one_artifact_gone_leaves_the_old_partition(tmp_path: Path, tiny_model: Path) -> None:

@@ -82,3 +82,13 @@ def test_rows_beyond_the_plan_have_no_picture() -> None:
     counts[590] = 1
     with pytest.raises(ValueError, match="longest shape"):
         plan_picture(PLAN, counts)
+
+
+def test_a_shapes_line_counts_the_rows_that_run_in_it() -> None:
+    """The ninth short row is handed to the longer shape, whose last batch has room for it."""
+    plan = ShapePlan((Shape(8, 4), Shape(16, 2)), (1.0, 1.5), (True, True))
+    counts = np.zeros(17, np.int64)
+    counts[[3, 8, 9]] = [2, 7, 3]
+    lines = describe_shapes(plan, counts)
+    assert [(line.rows, line.batches, line.real_tokens) for line in lines] == [(8, 2, 2 * 3 + 6 * 8), (4, 2, 8 + 3 * 9)]
+    assert all(line.real_tokens <= line.slot_tokens for line in lines)

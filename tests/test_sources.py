@@ -205,7 +205,9 @@ def test_text_files_have_one_column(tmp_path: Path, change: dict[str, Any]) -> N
         (b"text,n\n\n\na,1", [{"text": "a", "n": "1"}]),
         (b"text,n\na\na,1,2\nok,1\n", ["malformed_csv", "malformed_csv", {"text": "ok", "n": "1"}]),
         (b'text,n\n"a"b,1\nok,1\n', ["malformed_csv", {"text": "ok", "n": "1"}]),
-        (b'text,n\n"a,1\nb,2\n', ["malformed_csv"]),
+        (b'text,n\n"a,1\nb,2\n', ["malformed_csv", "malformed_csv"]),
+        # A stray quote that a later one closes: every line in between is a reject, none is lost.
+        (b'text,n\n"a,1\nb,2\nc,3\nd",4,5\nok,1\n', ["malformed_csv"] * 4 + [{"text": "ok", "n": "1"}]),
         (b"text\ncaf\xe9\n", [{"text": "caf\udce9"}]),
         (b'text\n""\n" "\n', [{"text": ""}, {"text": " "}]),
         ("text\na\u2028b\x85c\n".encode(), [{"text": "a\u2028b\x85c"}]),

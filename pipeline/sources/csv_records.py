@@ -38,10 +38,11 @@ class CsvSource:
     def rows(self, objects: Objects, info: ObjectInfo, name: str, piece: Piece, spec: Input) -> Iterator[SourceRow]:
         csv.field_size_limit(_MAX_FIELD_CHARS)
         with _records(objects, info) as text:
-            reader = csv.reader(text, delimiter=_DELIMITERS[name], strict=True)
+            lines = _Lines(text)
+            reader = csv.reader(lines, delimiter=_DELIMITERS[name], strict=True)
             try:
                 header = next(reader, [])
-                yield from _rows(reader, header, _typed_columns(spec))
+                yield from _rows(lines, reader, header, _typed_columns(spec))
             except DAMAGED as error:
                 raise _damaged(info, error) from error
 
@@ -56,26 +57,45 @@ def _typed_columns(spec: Input) -> frozenset[str]:
     return frozenset(typed.difference(spec.text_columns(), {spec.id}))
 
 
-def _rows(reader: Any, header: list[str], typed: frozenset[str]) -> Iterator[SourceRow]:
-    row = -1
+class _Lines:
+    """Physical lines for a csv reader; `taken` are those that its current record has consumed."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._text = text
+        self.taken: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.taken.append(next(self._text))
+        return self.taken[-1]
+
+
+def _rows(lines: _Lines, reader: Any, header: list[str], typed: frozenset[str]) -> Iterator[SourceRow]:
+    """A record that is no row rejects each line that it took: one stray quote swallows many, and none may vanish."""
+    row = 0
     while True:
+        lines.taken.clear()
         try:
             fields = next(reader)
+            fault = None if len(fields) == len(header) else f"{len(fields)} fields, the header has {len(header)}"
         except StopIteration:
             return
         except csv.Error as error:
-            row += 1
-            yield SourceRow(row, None, reject("read", "malformed_csv", f"line {reader.line_num}: {error}", ""))
-            continue
+            fields, fault = [""], str(error)
         if not fields:
             continue
-        row += 1
-        if len(fields) != len(header):
-            message = f"line {reader.line_num}: {len(fields)} fields, the header has {len(header)}"
-            yield SourceRow(row, None, reject("read", "malformed_csv", message, fields))
-        else:
+        if fault is None:
             pairs = zip(header, fields, strict=True)
             yield SourceRow(row, {name: None if not text and name in typed else text for name, text in pairs}, None)
+            row += 1
+            continue
+        last = reader.line_num
+        where = f"lines {last - len(lines.taken) + 1} to {last}" if len(lines.taken) > 1 else f"line {last}"
+        for line in lines.taken:
+            yield SourceRow(row, None, reject("read", "malformed_csv", f"{where}: {fault}", line.rstrip("\r\n")))
+            row += 1
 
 
 def _records(objects: Objects, info: ObjectInfo) -> io.TextIOWrapper:
