@@ -30,7 +30,6 @@ def make_report(
     shards = _distinct_shards(events)
     seconds = {step: union_seconds(_intervals(events, step)) for step in STEPS}
     total = round(sum(seconds.values()), 3)
-    slot_tokens = sum(event["slot_tokens"] for event in shards)
     price = plan.job.price_per_hour
     cost = None if price is None else total / 3600 * price
     return {
@@ -44,11 +43,7 @@ def make_report(
         "predicted": manifest.predicted,
         "rejected": manifest.rejected,
         "reject_reasons": manifest.reasons,
-        "truncated_rows": manifest.truncated_rows,
-        "truncated_tokens": manifest.truncated_tokens,
-        "real_tokens": manifest.real_tokens,
-        "slot_tokens": slot_tokens,
-        "padding_efficiency": manifest.real_tokens / slot_tokens if slot_tokens else None,
+        **_tokens(manifest, shards),
         "seconds": {step: round(value, 3) for step, value in seconds.items()},
         "peak_memory_mb": {step: _peak_memory_mb(events, step) for step in STEPS},
         "total_seconds": total,
@@ -65,6 +60,17 @@ def make_report(
         "price_per_hour": price,
         "cost": cost,
         "cost_per_million_rows": cost / manifest.predicted * 1e6 if cost is not None and manifest.predicted else None,
+    }
+
+
+def _tokens(manifest: Manifest, shards: list[dict[str, Any]]) -> dict[str, Any]:
+    slot_tokens = sum(event["slot_tokens"] for event in shards)
+    return {
+        "truncated_rows": manifest.truncated_rows,
+        "truncated_tokens": manifest.truncated_tokens,
+        "real_tokens": manifest.real_tokens,
+        "slot_tokens": slot_tokens,
+        "padding_efficiency": manifest.real_tokens / slot_tokens if slot_tokens else None,
     }
 
 
