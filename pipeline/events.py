@@ -40,9 +40,12 @@ class EventLog:
 
 
 @contextmanager
-def timed(log: EventLog, event: str) -> Iterator[dict[str, Any]]:
-    """Write one event over the body, also when it fails; the body may add fields to the yielded dict."""
-    started = time.time()
+def timed(log: EventLog, event: str, started: float | None = None) -> Iterator[dict[str, Any]]:
+    """Write one event over the body, also when it fails; the body may add fields to the yielded dict.
+
+    `started` is in epoch seconds, for work that began before the log could be opened.
+    """
+    started = time.time() if started is None else started
     fields: dict[str, Any] = {}
     try:
         yield fields

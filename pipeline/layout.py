@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TABLES = ("predictions", "rejects", "metrics")
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,10 +28,12 @@ from pipeline.tokenizer import Tokenizer
 
 
 @contextmanager
-def _snapshot_step(context: Context, step: str, uri: str, index: int = 0) -> Iterator[dict[str, Any]]:
+def _snapshot_step(
+    context: Context, step: str, uri: str, index: int = 0, started: float | None = None
+) -> Iterator[dict[str, Any]]:
     """Events before the run has a fingerprint lie beside the snapshot."""
     log = EventLog(context.objects, uri.removesuffix(".json") + "/events/", step=step, index=index)
-    with timed(log, step) as fields:
+    with timed(log, step, started) as fields:
         yield fields
 
 
@@ -49,8 +52,10 @@ def _resume(context: Context, run_uri: str) -> tuple[Context, RunPlan]:
 
 def snapshot(context: Context) -> dict[str, Any]:
     """Pin the night's input: {snapshot, splits, objects, size_bytes, workers}."""
+    started = time.time()
     uri, taken = take_snapshot(context)
-    with _snapshot_step(context, "snapshot", uri):
+    # Where its event goes is known only now: the folder is named by what was found.
+    with _snapshot_step(context, "snapshot", uri, started=started):
         size = sum(info.size_bytes for info in taken.objects)
     return {
         "snapshot": uri,
@@ -144,10 +149,11 @@ def _require_shards(context: Context, planned: RunPlan) -> None:
 def commit(context: Context, run_uri: str) -> dict[str, Any]:
     """Make the partition visible: {rows, predicted, rejected, uri, fingerprint}."""
     context, planned = _resume(context, run_uri)
-    if not is_published(context, planned):
+    if is_published(context, planned):
+        manifest = commit_run(context, planned)  # which finds it done, and leaves no event
+    else:
         with _run_step(context, "commit", planned):
-            commit_run(context, planned)
-    manifest = commit_run(context, planned)
+            manifest = commit_run(context, planned)
     return {
         "rows": manifest.rows,
         "predicted": manifest.predicted,

@@ -294,6 +294,7 @@ def test_report_is_derivable_from_output_and_events(local: JobHome) -> None:
         duckdb.sql(f"SELECT shape, count(*) FROM '{folder}/predictions/*/*.parquet' GROUP BY 1").fetchall()
     )
     assert shapes == {shape["shape"]: shape["rows"] for shape in report["shapes"] if shape["rows"]}
+    assert all(report["seconds"][step] > 0 for step in ("snapshot", "tokenize", "infer"))
     assert report["cost"] == pytest.approx(report["total_seconds"] / 3600 * 0.5)
     assert set(report["seconds"]) == {"snapshot", "tokenize", "plan", "compile", "infer", "publish", "commit"}
 
