@@ -1,12 +1,15 @@
-"""Compares Lengthwise with what one would otherwise write, in CPU seconds on one pinned core, within four minutes.
+"""Compares Lengthwise with what one would otherwise write, in CPU seconds, within four minutes.
 
     python -m bench.quick [--json FILE]
 
 Every contestant is a process of its own that reads Parquet and writes Parquet. Its whole CPU time counts, workers
-included. Starting (imports, loading the model) is told apart from the rows, which are what a large night costs: of
-Lengthwise a night of almost no rows is the start, the others count by themselves. Runs are interleaved, so that a busy
-moment of the machine hits everyone, and medians are taken. Conversion and compilation happen before the clock starts:
-they are paid once, not every night. transformers runs over a stratified sample: all rows would take too long.
+included. Lengthwise and the expert's loop run at the same time, each pinned to one core, and change cores every round,
+so that a busy moment of the machine hits both; medians are taken. `transformers.pipeline` runs with its defaults, which
+take every core, and once more pinned to one; it runs over a stratified sample, for all rows would take too long.
+
+What a night costs before its first row is told apart from the rows, which are what a large night costs: imports and
+loading the model, and for Lengthwise a night of eight rows, and loading each of its shapes once. Conversion and
+compilation happen before the clock starts: they are paid once, not every night.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,25 +25,22 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from bench.bound import bound_s, seconds_per_token, token_lengths
-from bench.contestants import CONTESTANTS, write_ir
+from bench.comparison import BOUND, EXECUTING, EXPERT, LENGTHWISE, PIPELINES, Answers, Cost, table
+from bench.contestants import write_ir
+from bench.pinned import Cores
 from bench.rows import SETS, write_night
 from demo.sentiment_model import build_sentiment_model
 
-ROWS = {"tweets": 4_000, "reviews": 300}
-SAMPLE_ROWS = {"tweets": 300, "reviews": 40}
+ROWS = {"tweets": 3_000, "reviews": 240}
+SAMPLE_ROWS = {"tweets": 150, "reviews": 32}
 START_ROWS = 8
-ROUNDS = 3
-LENGTHWISE = "Lengthwise"
-EXPERT = "OpenVINO, dynamic, sorted"
-BOUND = "bound"
-EXECUTING = "Lengthwise, executing batches"
-GOALS = {"transformers pipeline, defaults": 8.0, "transformers pipeline, bf16": 3.5, EXPERT: 1.03}
+ROUNDS = 4
 
 JOB = """\
 name: bench_{name}
@@ -53,30 +52,17 @@ input: {{uri: "{nights}/ds={{ds}}/", text: text, id: id}}
 shapes: auto
 max_length: 512
 truncation: head
+workers: 1
 output: {{uri: {output}}}
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """CPU seconds of a contestant."""
-
-    start_s: float
-    """Imports and loading: paid once a night."""
-    loop_s: float
-    """The rows: of a run when measured, of a thousand rows in the answers."""
-
-
-Answers = dict[str, dict[str, Cost]]
-"""By set, by contestant."""
-
-
-@dataclass(frozen=True, slots=True)
 class Bench:
-    """Where things lie, and the core that everything measured is pinned to."""
+    """Where things lie, and the cores to measure on."""
 
     folder: Path
-    core: int
+    cores: tuple[int, ...]
 
     @property
     def model(self) -> Path:
@@ -85,53 +71,32 @@ class Bench:
     def job(self, name: str) -> Path:
         return self.folder / f"{name}.yaml"
 
-    def night(self, name: str, ds: str) -> Path:
-        return self.folder / name / f"ds={ds}"
+    def rows(self, name: str, ds: str) -> Path:
+        return self.folder / name / f"ds={ds}" / "rows.parquet"
+
+    def pinned(self, turn: int) -> Cores:
+        """One core; the next turn's is another one, where there is another one."""
+        return Cores(self.folder, (self.cores[turn % len(self.cores)],))
 
 
-def cpu_seconds(bench: Bench, command: list[str]) -> tuple[float, str]:
-    """User and system seconds of a process and its children, and its last line. Raises RuntimeError when it fails."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "LENGTHWISE_CACHE": str(bench.folder / "cache"),
-        "LENGTHWISE_LOCK_DIR": str(bench.folder / "locks"),
-    }
-    log = bench.folder / f"core-{bench.core}.log"
-    with log.open("wb") as output:
-        pinned = ["taskset", "-c", str(bench.core), *command]
-        child = subprocess.Popen(pinned, env=environment, stdout=output, stderr=output)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-    said = log.read_text().strip()
-    if child.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}:\n{said[-2000:]}")
-    return usage.ru_utime + usage.ru_stime, said.rpartition("\n")[2]
-
-
-def prepare(folder: Path, cores: set[int]) -> None:
+def prepare(bench: Bench) -> None:
     """The model, its conversion, and Lengthwise's plan and artifacts: what exists before any night. Unmeasured."""
-    build_sentiment_model(folder / "model")
-    write_ir(folder / "model")
-    benches = cycle(Bench(folder, core) for core in sorted(cores))
-    with ThreadPoolExecutor(len(cores)) as pool:
-        for warm_up in [pool.submit(prepare_set, bench, name) for bench, name in zip(benches, SETS, strict=False)]:
-            warm_up.result()
+    build_sentiment_model(bench.model)
+    write_ir(bench.model)
+    with ThreadPoolExecutor(len(bench.cores)) as pool:
+        list(pool.map(lambda item: prepare_set(bench, item[1], bench.pinned(item[0])), enumerate(SETS)))
 
 
-def prepare_set(bench: Bench, name: str) -> None:
+def prepare_set(bench: Bench, name: str, cores: Cores) -> None:
     """The nights of one set, and a first run of Lengthwise over one of them."""
-    texts = SETS[name]
-    rows = texts()[: ROWS[name]]
-    write_night(stratified(rows, SAMPLE_ROWS[name]), bench.folder / f"{name}-sample")
-    nights = bench.folder / name
-    bench.job(name).write_text(
-        JOB.format(name=name, model=bench.model, nights=nights, output=bench.folder / f"{name}-output")
-    )
+    rows = SETS[name]()[: ROWS[name]]
+    write_night(stratified(rows, SAMPLE_ROWS[name]), bench.rows(name, "sample").parent)
+    text = JOB.format(name=name, model=bench.model, nights=bench.folder / name, output=bench.folder / f"{name}-output")
+    bench.job(name).write_text(text)
     for number in range(ROUNDS + 1):
-        write_night(rows, bench.night(name, f"2026-01-{number + 1:02d}"))
-        write_night(stratified(rows, START_ROWS), bench.night(name, f"2026-02-{number + 1:02d}"))
-    lengthwise(bench, name, "2026-01-01")
+        write_night(rows, bench.rows(name, f"2026-01-{number + 1:02d}").parent)
+        write_night(stratified(rows, START_ROWS), bench.rows(name, f"2026-02-{number + 1:02d}").parent)
+    lengthwise(bench, name, "2026-01-01", cores)
 
 
 def stratified(texts: list[str], count: int) -> list[str]:
@@ -141,57 +106,87 @@ def stratified(texts: list[str], count: int) -> list[str]:
     return [text for text in texts if text in picked]
 
 
-def lengthwise(bench: Bench, name: str, ds: str) -> float:
-    """CPU seconds of one night with all its processes, as the command line runs it."""
-    return cpu_seconds(bench, [sys.executable, "-m", "pipeline", "run", str(bench.job(name)), "--ds", ds])[0]
+@dataclass(frozen=True, slots=True)
+class Night:
+    """One night of Lengthwise: CPU seconds of all its processes, and what its report counted of them."""
+
+    total_s: float
+    load_s: float
+    """Of loading shapes."""
+    execute_s: float
+    """Of executing batches, wall clock."""
+    execute_cpu_s: float
 
 
-def contestant(bench: Bench, name: str, who: str, rows: Path) -> Cost:
-    """CPU seconds of one of CONTESTANTS, as it counted them itself."""
-    output = str(bench.folder / f"{name}-said.parquet")
-    _, last = cpu_seconds(bench, [sys.executable, "-m", "bench.contestants", who, str(bench.model), str(rows), output])
-    own: dict[str, float] = json.loads(last)
-    return Cost(own["start_s"], own["loop_s"])
+def lengthwise(bench: Bench, name: str, ds: str, cores: Cores) -> Night:
+    """One night as the command line runs it."""
+    total, _ = cores.run([sys.executable, "-m", "pipeline", "run", str(bench.job(name)), "--ds", ds])
+    report: dict[str, Any] = json.loads((bench.folder / f"{name}-output/reports/ds={ds}/report.json").read_bytes())
+    return Night(total, report["infer_load_seconds"], report["infer_execute_seconds"], report["infer_cpu_seconds"])
+
+
+def contestant(bench: Bench, who: str, inputs: dict[str, Path], cores: Cores) -> dict[str, Cost]:
+    """CPU seconds of one of CONTESTANTS for each set, as it counted them itself."""
+    files = [str(path) for name, rows in inputs.items() for path in (rows, bench.folder / f"{name}-said.parquet")]
+    _, last = cores.run([sys.executable, "-m", "bench.contestants", who, str(bench.model), *files])
+    own = json.loads(last)
+    return {name: Cost(own["start_s"], loop) for name, loop in zip(inputs, own["loop_s"], strict=True)}
+
+
+Nights = dict[str, list[Night]]
+"""By set."""
+
+
+def measure_pair(bench: Bench, say: Callable[[str], None]) -> tuple[Nights, Nights, dict[str, list[Cost]]]:
+    """Lengthwise's nights, its nights of almost no rows, and the expert's loop: side by side, changing cores."""
+    nights, starts, expert = defaultdict(list), defaultdict(list), defaultdict(list)
+    with ThreadPoolExecutor(2) as pool:
+        for turn in range(ROUNDS):
+            day = f"{turn + 2:02d}"
+            for name in SETS:
+                theirs = {name: bench.rows(name, f"2026-01-{day}")}
+                loop = pool.submit(contestant, bench, EXPERT, theirs, bench.pinned(turn + 1))
+                nights[name].append(lengthwise(bench, name, f"2026-01-{day}", bench.pinned(turn)))
+                starts[name].append(lengthwise(bench, name, f"2026-02-{day}", bench.pinned(turn)))
+                expert[name].append(loop.result()[name])
+            say(f"round {turn + 1} of {ROUNDS}")
+    return nights, starts, expert
+
+
+def per_thousand(costs: list[Cost], rows: int) -> Cost:
+    """Medians, the loop for a thousand rows."""
+    return Cost(
+        statistics.median(cost.start_s for cost in costs),
+        statistics.median(cost.loop_s for cost in costs) * 1000 / rows,
+    )
+
+
+def own_cost(nights: list[Night], starts: list[Night], rows: int) -> Cost:
+    """Lengthwise's seconds: what a night of almost no rows takes besides its batches is the start, as loading is."""
+    start = statistics.median(night.total_s - night.load_s - night.execute_cpu_s for night in starts)
+    return per_thousand([Cost(start + n.load_s, n.total_s - n.load_s - start) for n in nights], rows)
 
 
 def measure(bench: Bench, say: Callable[[str], None]) -> Answers:
-    """Each set and contestant: seconds to start, and for a thousand further rows."""
-    starts: dict[str, list[float]] = defaultdict(list)
-    found: dict[tuple[str, str], list[Cost]] = defaultdict(list)
-    for number in range(ROUNDS):
-        day = f"{number + 2:02d}"
-        for name in SETS:
-            starts[name].append(lengthwise(bench, name, f"2026-02-{day}"))
-            found[name, LENGTHWISE].append(Cost(0.0, lengthwise(bench, name, f"2026-01-{day}")))
-            night = bench.night(name, f"2026-01-{day}") / "rows.parquet"
-            found[name, EXPERT].append(contestant(bench, name, EXPERT, night))
-            if number:  # transformers runs once: its distance is too large for noise to matter
-                continue
-            for who in sorted(CONTESTANTS.keys() - {EXPERT}):
-                sample = bench.folder / f"{name}-sample" / "rows.parquet"
-                found[name, who].append(contestant(bench, name, who, sample))
-        say(f"round {number + 1} of {ROUNDS}")
+    """Each set and contestant: seconds to start, and for a thousand rows."""
     answers: Answers = {name: {} for name in SETS}
-    for (name, who), costs in found.items():
-        rows = ROWS[name] if who in (LENGTHWISE, EXPERT) else SAMPLE_ROWS[name]
-        start_s, loop_s = (statistics.median(getattr(cost, part) for cost in costs) for part in ("start_s", "loop_s"))
-        if who == LENGTHWISE:  # from outside, start and loop are told apart by a night of almost no rows
-            start_s = statistics.median(starts[name])
-            rows, loop_s = rows - START_ROWS, loop_s - start_s
-        answers[name][who] = Cost(start_s, loop_s * 1000 / rows)
-    return answers
-
-
-def add_bounds(bench: Bench, answers: Answers) -> None:
-    """Add to each set the bound, and what Lengthwise reported of executing batches, as if they were contestants."""
-    os.sched_setaffinity(0, {bench.core})
+    samples = {name: bench.rows(name, "sample") for name in SETS}
+    for label, (who, pinned) in PIPELINES.items():
+        cores = bench.pinned(0) if pinned else Cores(bench.folder, bench.cores)
+        for name, cost in contestant(bench, who, samples, cores).items():
+            answers[name][label] = per_thousand([cost], SAMPLE_ROWS[name])
+        say(label)
+    nights, starts, expert = measure_pair(bench, say)
+    os.sched_setaffinity(0, bench.pinned(0).numbers)
     speeds = seconds_per_token(bench.model)
-    for name, texts in SETS.items():
-        seconds = bound_s(token_lengths(bench.model, texts()[: ROWS[name]]), speeds)
-        reports = sorted((bench.folder / f"{name}-output" / "reports").glob("ds=2026-01-*/report.json"))[1:]
-        executing = statistics.median(json.loads(path.read_bytes())["infer_execute_seconds"] for path in reports)
-        for who, value in ((BOUND, seconds), (EXECUTING, executing)):
-            answers[name][who] = Cost(0.0, 1000 * value / ROWS[name])
+    for name, found in answers.items():
+        rows = ROWS[name]
+        found[LENGTHWISE] = own_cost(nights[name], starts[name], rows)
+        found[EXPERT] = per_thousand(expert[name], rows)
+        found[EXECUTING] = per_thousand([Cost(0.0, night.execute_s) for night in nights[name]], rows)
+        seconds = bound_s(token_lengths(bench.model, SETS[name]()[:rows]), speeds)
+        found[BOUND] = per_thousand([Cost(0.0, seconds)], rows)
+    return answers
 
 
 def check_agreement(bench: Bench) -> None:
@@ -206,38 +201,22 @@ def check_agreement(bench: Bench) -> None:
             raise RuntimeError(f"{name}: {differing} of {len(expert)} labels differ; {len(labels)} rows came back")
 
 
-def table(answers: Answers) -> str:
-    """What a person reads."""
-    lines: list[str] = []
-    for name, found in answers.items():
-        ours = found[LENGTHWISE].loop_s
-        lines.append(f"{name:<34} {'start, s':>9} {'s/1,000 rows':>13} {'Lengthwise is':>14}")
-        for who, cost in sorted(found.items(), key=lambda item: -item[1].loop_s):
-            mark = "" if who in (LENGTHWISE, EXECUTING, BOUND) else f"{cost.loop_s / ours:.2f}x"
-            goal = f"  (goal {GOALS[who]}x)" if who in GOALS else ""
-            lines.append(f"  {who:<32} {cost.start_s:9.2f} {cost.loop_s:13.3f} {mark:>14}{goal}")
-        share, whole = (found[BOUND].loop_s / found[who].loop_s for who in (EXECUTING, LENGTHWISE))
-        lines.append(f"  {share:.0%} of the bound while executing (goal 85 %; wall clock), {whole:.0%} end to end\n")
-    return "\n".join(lines)
-
-
 def main() -> int:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    began, cores = time.monotonic(), os.sched_getaffinity(0)
+    began = time.monotonic()
 
     def say(line: str) -> None:
         sys.stderr.write(f"[{time.monotonic() - began:4.0f} s] {line}\n")
 
     with tempfile.TemporaryDirectory(prefix="lengthwise-bench-") as folder:
-        bench = Bench(Path(folder), max(cores))
-        prepare(bench.folder, cores)
+        bench = Bench(Path(folder), tuple(sorted(os.sched_getaffinity(0))))
+        prepare(bench)
         say("model, nights, plans and artifacts are ready")
         answers = measure(bench, say)
         check_agreement(bench)
-        add_bounds(bench, answers)
     sys.stdout.write(table(answers) + "\n")
     if args.json:
         plain = {name: {who: asdict(cost) for who, cost in found.items()} for name, found in answers.items()}

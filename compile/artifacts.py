@@ -85,12 +85,14 @@ def artifact_spec(target: Target, model: ModelInfo, shape: Shape, precision: str
 
 @dataclass(frozen=True, slots=True)
 class BatchTiming:
-    """Seconds of one execution of the graph, measured when it was built."""
+    """Seconds of one execution of the graph, measured when it was built, and of loading it."""
 
     median_s: float
     min_s: float
     max_s: float
     repeats: int
+    load_s: float = 0.0
+    """What a worker pays once a night for having the shape at all; 0 where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,25 +88,28 @@ def build_artifact(
     prepared = converted_model(store, target, spec, model_dir, work_dir, calibration_batches(samples, model))
     out_dir = Path(tempfile.mkdtemp(dir=work_dir, prefix=f"{spec.shape}-"))
     try:
-        executable, compile_seconds = _compile_and_load(target, prepared, spec, out_dir)
+        executable, compile_seconds, load_s = _compile_and_load(target, prepared, spec, out_dir)
         chosen = choose_samples(samples, spec.shape, model.max_positions)
         record = prove(executable, chosen, reference, model, tolerance, target.versions(), labelled)
         if not record.passed:
             raise CompileError(f"{spec.target} {spec.precision}: {spec.shape} is refused: {'; '.join(record.reasons)}")
         clock = time.thread_time if target.on_cpu else time.perf_counter
-        timing = measure(executable, chosen, model.pad_token_id, clock)
+        timing = replace(measure(executable, chosen, model.pad_token_id, clock), load_s=load_s)
         return store.publish(spec, out_dir, compile_seconds=compile_seconds, timing=timing, parity=record)
     finally:
         shutil.rmtree(out_dir, ignore_errors=True)
 
 
-def _compile_and_load(target: Target, prepared: Path, spec: ArtifactSpec, out_dir: Path) -> tuple[Executable, float]:
-    """The executable as a worker would load it, and the seconds that compiling took."""
+def _compile_and_load(
+    target: Target, prepared: Path, spec: ArtifactSpec, out_dir: Path
+) -> tuple[Executable, float, float]:
+    """The executable as a worker would load it, and the seconds that compiling and loading took."""
     started = time.perf_counter()
     target.compile(prepared, spec.shape, spec.precision, out_dir)
-    compile_seconds = time.perf_counter() - started
+    compiled = time.perf_counter()
     try:
-        return target.load(out_dir, spec.shape, spec.precision), compile_seconds
+        executable = target.load(out_dir, spec.shape, spec.precision)
+        return executable, compiled - started, time.perf_counter() - compiled
     except ArtifactError as error:
         raise CompileError(f"{spec.target} {spec.precision}: {spec.shape} does not load: {error}") from error
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ class CostModel:
 
     fitted: Coefficients
     measured: Mapping[Shape, float] = field(default_factory=dict)
+    load_s: float = 0.1
+    """Seconds in which a worker loads one shape: the price of one more graph in a plan."""
 
     def seconds(self, shape: Shape) -> tuple[float, bool]:
         """Seconds of one batch, and whether they were measured (True) or come from the fit (False)."""
@@ -81,13 +83,16 @@ def fit_costs(measured: Mapping[Shape, float], default: Coefficients) -> CostMod
 def job_costs(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> CostModel:
     """Costs from what was measured for this target, machine kind, model and precision: at builds, and by a probe."""
     wanted = (target.name, target.machine(), model.digest, precision)
-    measured = {shape: [seconds] for shape, seconds in _probed(store, probed_uri(store, target, model, precision))}
+    probed, loads = _probed(store, probed_uri(store, target, model, precision))
+    measured = {shape: [seconds] for shape, seconds in probed.items()}
     for manifest in store.list():
         spec = manifest.spec
         if (spec.target, spec.machine, spec.model_digest, spec.precision) == wanted and manifest.timing:
             measured.setdefault(spec.shape, []).append(manifest.timing.median_s)
+            loads.append(manifest.timing.load_s)
     medians = {shape: float(np.median(values)) for shape, values in measured.items()}
-    return fit_costs(medians, default_costs(target.name).fitted)
+    costs = fit_costs(medians, default_costs(target.name).fitted)
+    return replace(costs, load_s=float(np.median(loads))) if loads else costs
 
 
 def probed_uri(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> str:
@@ -96,12 +101,14 @@ def probed_uri(store: ArtifactStore, target: Target, model: ModelInfo, precision
     return f"{store.uri}/costs/{hashlib.sha256(canonical_json(identity)).hexdigest()[:32]}.json"
 
 
-def _probed(store: ArtifactStore, uri: str) -> list[tuple[Shape, float]]:
+def _probed(store: ArtifactStore, uri: str) -> tuple[dict[Shape, float], list[float]]:
+    """Seconds by shape, and to load a shape, as far as a probe measured them."""
     try:
         data = json.loads(store.blobs.get(uri))
-        return [(Shape.parse(shape), float(seconds)) for shape, seconds in data.items()]
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
-        return []  # costs steer a plan and nothing else: without them it is planned by the defaults
+        shapes = {Shape.parse(shape): float(seconds) for shape, seconds in data["shapes"].items()}
+        return shapes, [float(data["load_s"])]
+    except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError):
+        return {}, []  # costs steer a plan and nothing else: without them it is planned by the defaults
 
 
 def _features(shape: Shape) -> NDArray[np.float64]:

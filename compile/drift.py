@@ -16,6 +16,7 @@ class Drift:
     """A frozen plan and the best plan for tonight's lengths, both at today's costs. Seconds are of one core."""
 
     frozen_seconds: float
+    """Of executing, and of loading each of its graphs once."""
     replanned_seconds: float
     compile_seconds: float
     """Of the shapes that only the new plan has."""
@@ -43,16 +44,20 @@ def measure_drift(
     costs: Costs,
     compile_seconds_per_shape: float,
     nights: int = 30,
+    load_s: float = 0.0,
 ) -> Drift:
-    """Compare two plans on tonight's histogram. Raises ValueError when either cannot hold it, or for no nights."""
+    """Compare two plans on tonight's histogram; each graph also costs `load_s` a night.
+
+    Raises ValueError when either cannot hold it, or for no nights.
+    """
     if nights < 1:
         raise ValueError(f"compiling must pay off over at least one night, not {nights}")
     # The frozen plan keeps the costs it was made with; both are judged by what is known today.
     today = make_plan(frozen.shapes, costs)
     best = make_plan(replanned.shapes, costs)
     return Drift(
-        frozen_seconds=predicted_seconds(today, counts),
-        replanned_seconds=predicted_seconds(best, counts),
+        frozen_seconds=predicted_seconds(today, counts) + load_s * len(today.shapes),
+        replanned_seconds=predicted_seconds(best, counts) + load_s * len(best.shapes),
         compile_seconds=compile_seconds_per_shape * len(set(best.shapes) - set(today.shapes)),
         nights=nights,
         frozen_efficiency=padding_efficiency(today, counts),

@@ -5,12 +5,14 @@ Graphs that are only timed are thrown away: they were not compared with the refe
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from compile.artifacts import ArtifactStore, artifact_spec
+from compile.artifacts import ArtifactStore, BatchTiming, artifact_spec
 from compile.batches import TokenRow
 from compile.build import calibration_batches, measure
 from compile.conversions import converted_model
@@ -48,12 +50,14 @@ def probe_costs(
     uri = probed_uri(store, target, model, precision)
     if not store.blobs.exists(uri):
         check_rows(samples, model)
-        seconds = {}
+        seconds, loads = {}, []
         with tempfile.TemporaryDirectory(prefix="lengthwise-probe-") as work:
             for shape in probe_shapes(target, max_length):
-                seconds[str(shape)] = _probe(store, target, model, model_dir, precision, samples, shape, Path(work))
+                timing = _probe(store, target, model, model_dir, precision, samples, shape, Path(work))
+                seconds[str(shape)] = timing.median_s
+                loads.append(timing.load_s)
                 on_progress(f"{shape}: {seconds[str(shape)] * 1000:.1f} ms a batch")
-        store.blobs.put_new(uri, canonical_json(seconds))
+        store.blobs.put_new(uri, canonical_json({"shapes": seconds, "load_s": statistics.median(loads)}))
     return job_costs(store, target, model, precision)
 
 
@@ -66,11 +70,14 @@ def _probe(
     samples: Sequence[TokenRow],
     shape: Shape,
     work_dir: Path,
-) -> float:
+) -> BatchTiming:
     spec = artifact_spec(target, model, shape, precision)
     prepared = converted_model(store, target, spec, model_dir, work_dir, calibration_batches(samples, model))
     out_dir = Path(tempfile.mkdtemp(dir=work_dir))
     target.compile(prepared, shape, precision, out_dir)
     chosen = choose_samples(samples, shape, model.max_positions)
     clock = time.thread_time if target.on_cpu else time.perf_counter
-    return measure(target.load(out_dir, shape, precision), chosen, model.pad_token_id, clock).median_s
+    started = time.perf_counter()
+    executable = target.load(out_dir, shape, precision)
+    load_s = time.perf_counter() - started
+    return replace(measure(executable, chosen, model.pad_token_id, clock), load_s=load_s)

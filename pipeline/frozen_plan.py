@@ -73,7 +73,9 @@ def _new_plan(context: Context, toolchain: Toolchain, counts: NDArray[np.int64])
         return make_plan(job.shapes, costs)
     if not counts.any():
         return powers_of_two(job.max_length, costs)
-    return plan_shapes(counts, costs, toolchain.target.candidates(job.max_length), job.max_graphs, job.max_length)
+    candidates = toolchain.target.candidates(job.max_length)
+    loading = dict.fromkeys(candidates, costs.load_s)
+    return plan_shapes(counts, costs, candidates, job.max_graphs, job.max_length, fixed_seconds=loading)
 
 
 def _drift(context: Context, toolchain: Toolchain, frozen: ShapePlan, counts: NDArray[np.int64]) -> Drift:
@@ -83,9 +85,9 @@ def _drift(context: Context, toolchain: Toolchain, frozen: ShapePlan, counts: ND
     compile_seconds = statistics.median(built) if built else _COMPILE_SECONDS
     candidates = toolchain.target.candidates(job.max_length)
     price = compile_seconds / job.amortise_nights
-    fixed = {shape: price for shape in candidates if shape not in frozen.shapes}
+    fixed = {shape: costs.load_s + (price if shape not in frozen.shapes else 0.0) for shape in candidates}
     best = plan_shapes(counts, costs, candidates, job.max_graphs, job.max_length, fixed_seconds=fixed)
-    return measure_drift(frozen, best, counts, costs, compile_seconds, job.amortise_nights)
+    return measure_drift(frozen, best, counts, costs, compile_seconds, job.amortise_nights, costs.load_s)
 
 
 def _pays(context: Context, drift: Drift) -> bool:

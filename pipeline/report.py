@@ -50,6 +50,7 @@ def make_report(
         "rows_per_second": manifest.predicted / total if total else None,
         "infer_rows_per_second": manifest.predicted / seconds["infer"] if seconds["infer"] else None,
         "infer_predicted_seconds": _predicted_seconds(shape_plan, shards),
+        "infer_load_seconds": round(sum(event["load_s"] for event in shards), 3),
         "infer_execute_seconds": round(sum(event["execute_s"] for event in shards), 3),
         "drift": plan.drift,
         "infer_cpu_seconds": round(sum(event["cpu_s"] for event in shards), 3),

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from bench.bound import LENGTHS, bound_s
-from bench.quick import BOUND, EXECUTING, EXPERT, GOALS, LENGTHWISE, ROWS, Cost, stratified, table
+from bench.comparison import BOUND, EXECUTING, EXPERT, GOALS, LENGTHWISE, Cost, table
+from bench.quick import ROWS, Night, own_cost, stratified
 from bench.rows import SETS
 
 
@@ -45,3 +46,9 @@ def test_the_table_says_how_many_times_faster() -> None:
     assert "1.50x" in text
     assert "94% of the bound while executing" in text
     assert "75% end to end" in text
+
+
+def test_loading_and_starting_are_not_charged_to_the_rows() -> None:
+    nights = [Night(total_s=20.0, load_s=2.0, execute_s=14.0, execute_cpu_s=14.0)]
+    starts = [Night(total_s=4.0, load_s=0.5, execute_s=1.0, execute_cpu_s=1.0)]
+    assert own_cost(nights, starts, 500) == Cost(start_s=4.5, loop_s=31.0)

@@ -24,6 +24,7 @@ def test_a_build_leaves_measured_costs_for_its_target_model_and_precision_only(
     assert manifest.timing is not None
     assert job_costs(store, torch, model, "fp32").seconds(Shape(32, 4)) == (manifest.timing.median_s, True)
     assert job_costs(store, torch, model, "fp32").seconds(Shape(32, 5))[1] is False
+    assert job_costs(store, torch, model, "fp32").load_s == manifest.timing.load_s > 0
     for target, precision in ((torch, "bf16"), (openvino, "fp32")):
         assert job_costs(store, target, model, precision) == default_costs(target.name)
 
@@ -37,6 +38,8 @@ def test_a_probe_measures_once_and_leaves_nothing_that_can_be_loaded(tmp_path: P
     assert {shape.length for shape in shapes} == {32, 64}
     assert [line.split(":")[0] for line in lines] == [str(shape) for shape in shapes]
     assert all(costs.seconds(shape)[1] and costs.seconds(shape)[0] > 0 for shape in shapes)
+    assert costs.load_s > 0
+    assert costs.load_s != default_costs("torch").load_s
     assert store.artifact_keys() == []
     assert probe_costs(store, target, model, tiny_model, "fp32", rows, 64, lines.append) == costs
     assert len(lines) == len(shapes)
@@ -46,6 +49,12 @@ def test_a_probe_measures_once_and_leaves_nothing_that_can_be_loaded(tmp_path: P
 
 def test_damaged_costs_are_as_good_as_none(tmp_path: Path, tiny_model: Path) -> None:
     store, model, target = open_store(tmp_path), read_model(tiny_model), load_target("torch")
-    for data in (b"", b"[]", b'{"8x": 1}', b'{"8x8": null}'):
+    for data in (
+        b"",
+        b"[]",
+        b'{"shapes": {"8x": 1}, "load_s": 1}',
+        b'{"shapes": {"8x8": null}, "load_s": 1}',
+        b'{"8x8": 1}',
+    ):
         store.blobs.put(probed_uri(store, target, model, "fp32"), data)
         assert job_costs(store, target, model, "fp32") == default_costs("torch")

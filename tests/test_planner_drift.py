@@ -50,6 +50,14 @@ def test_a_night_without_rows_saves_nothing() -> None:
     assert measure_drift(plan(night(60)), plan(night(60)), empty, COSTS, 1).saved_share == 0
 
 
+def test_each_graph_pays_for_being_loaded() -> None:
+    tonight = night(60)
+    many, one = plan(tonight), plan_shapes(tonight, COSTS, cpu_candidates(512), 1, 512)
+    free, paid = (measure_drift(many, one, tonight, COSTS, 0, load_s=price) for price in (0.0, 3.0))
+    assert len(many.shapes) > 1
+    assert paid.saved_seconds == pytest.approx(free.saved_seconds + 3.0 * (len(many.shapes) - 1))
+
+
 def test_no_nights_are_an_error() -> None:
     with pytest.raises(ValueError, match="at least one night"):
         measure_drift(plan(night(60)), plan(night(60)), night(60), COSTS, 1, nights=0)
