@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from compile.shapes import Shape
+from compile.toolchains import target_module
 from pipeline.errors import JobError
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
@@ -158,6 +159,11 @@ def _workers(value: Any) -> Any:
     return value
 
 
+def _target(value: str) -> str:
+    target_module(value)
+    return value
+
+
 def _timezone(value: str) -> str:
     if value not in zoneinfo.available_timezones():
         raise ValueError(f"unknown time zone {value!r}; write an IANA name, for example UTC or Europe/Berlin")
@@ -211,7 +217,7 @@ class Job(_Strict):
     queue: str | None = Field(None, description="Airflow queue of the infer tasks")
     compile_queue: str | None = Field(None, description="Airflow queue of the compile tasks; default: queue")
     task: Literal["classify"] = "classify"
-    target: Literal["openvino", "onnxruntime", "torch"] = "openvino"
+    target: Annotated[str, AfterValidator(_target)] = "openvino"
     precision: Literal["auto", "bf16", "fp32", "int8"] = "auto"
     model: Model
     input: Input
