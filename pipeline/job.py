@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from compile.shapes import Shape
 from compile.toolchains import target_module
 from pipeline.errors import JobError
+from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
 Format = Literal["auto", "parquet", "jsonl", "csv", "tsv", "text"]
@@ -66,6 +67,12 @@ class Input(_Strict):
     label: str | None = Field(None, description="column with the true label, where known: gates int8 by accuracy")
     keep: Annotated[dict[str, KeptColumn], BeforeValidator(_kept)] = Field(default_factory=dict)
     when_missing: Literal["fail", "empty"] = "fail"
+    split_rows: int = Field(MAX_SPLIT_ROWS, strict=True, ge=1, description="most rows of a split, of Parquet input")
+    split_mb: int = Field(MAX_SPLIT_BYTES >> 20, strict=True, ge=1, description="most uncompressed MiB of a split")
+
+    @property
+    def split_bytes(self) -> int:
+        return self.split_mb << 20
 
     @model_validator(mode="after")
     def _check(self) -> Input:
