@@ -1,6 +1,6 @@
 # The commands of this repository. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help env lock lint test test-slow bench-quick demo demo-check airflow clean
+.PHONY: help env lock lint test test-slow bench-quick scale demo demo-check airflow clean
 VENV := .venv
 RUN := $(VENV)/bin/python
 # What pytest is given, for example: make test PYTEST_ARGS="-k planner -x"
@@ -31,6 +31,9 @@ test-slow: env ## the tests that take minutes each
 
 bench-quick: env ## Lengthwise against what one would write instead, in CPU seconds (about 4 minutes)
 	@$(RUN) -m bench.quick
+
+scale: env ## memory and time by step, from 10,000 rows to 10,000,000 with a target that costs nothing (an hour)
+	@$(RUN) -m bench.scale
 
 demo: env ## three nights of real reviews through S3, Airflow and DuckDB on this machine
 	@$(RUN) -m demo.run

@@ -30,7 +30,7 @@ def is_published(context: Context, plan: RunPlan) -> bool:
 
 def _present(context: Context, table: str) -> set[tuple[str, int]]:
     prefix = context.layout.partition(table, context.ds)
-    return {(info.uri[len(prefix) :], info.size_bytes) for info in context.objects.list_info(prefix)}
+    return {(uri[len(prefix) :], size) for uri, size in context.objects.sizes(prefix).items()}
 
 
 def commit_run(context: Context, plan: RunPlan) -> Manifest:

@@ -8,14 +8,15 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from compile.targets import TARGETS, load_target
+from compile.targets import load_target
+from compile.toolchains import target_modules
 from pipeline.context import default_cache_dir
 from pipeline.cores import available_cores, lock_dir
 
 
 def examine() -> dict[str, Any]:
     """{machine: {...}, targets: [{name, unavailable, precisions, default_precision, versions, machine}]}."""
-    return {"machine": _machine(), "targets": [_target(name) for name in TARGETS]}
+    return {"machine": _machine(), "targets": [_target(name) for name in target_modules()]}
 
 
 def _machine() -> dict[str, str]:

@@ -14,15 +14,18 @@ from typing import Any
 from pipeline.objects import Objects
 
 _FLUSH_SECONDS = 5.0
+_MAX_LINES = 500
+"""Of one object: each flush writes the object anew, and a long night has a hundred thousand events."""
 
 
 class EventLog:
-    """One writer, one object of JSON lines; what a killed process had not flushed is lost, the data is not."""
+    """One writer of objects of JSON lines; what a killed process had not flushed is lost, the data is not."""
 
     def __init__(self, objects: Objects, uri: str, **common: Any) -> None:
         """`uri` ends in `/`; `common` fields go into every event."""
         self._objects = objects
-        self._uri = f"{uri}{common.get('step', 'run')}-{uuid.uuid4().hex}.jsonl"
+        self._uri = f"{uri}{common.get('step', 'run')}-{uuid.uuid4().hex}"
+        self._number = 0
         self._common = {"host": socket.gethostname(), "pid": os.getpid(), **common}
         self._lines: list[str] = []
         self._flushed_at = 0.0
@@ -31,12 +34,17 @@ class EventLog:
         """One event with its start and end in epoch seconds."""
         record = {"event": event, "started": started, "ended": ended, **self._common, **fields}
         self._lines.append(json.dumps(record, default=str))
-        if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
+        if time.monotonic() - self._flushed_at > _FLUSH_SECONDS or len(self._lines) == _MAX_LINES:
             self.flush()
 
     def flush(self) -> None:
-        self._objects.put(self._uri, ("\n".join(self._lines) + "\n").encode())
+        if not self._lines:
+            return
+        self._objects.put(f"{self._uri}-{self._number:05d}.jsonl", ("\n".join(self._lines) + "\n").encode())
         self._flushed_at = time.monotonic()
+        if len(self._lines) >= _MAX_LINES:
+            self._lines.clear()
+            self._number += 1
 
 
 @contextmanager
@@ -45,7 +53,7 @@ def timed(log: EventLog, event: str, started: float | None = None) -> Iterator[d
 
     `started` is in epoch seconds, for work that began before the log could be opened.
     """
-    started = time.time() if started is None else started
+    started, cpu = time.time() if started is None else started, time.process_time()
     fields: dict[str, Any] = {}
     try:
         yield fields
@@ -54,7 +62,8 @@ def timed(log: EventLog, event: str, started: float | None = None) -> Iterator[d
         fields.update(ok=False, error=type(error).__name__)
         raise
     finally:
-        log.write(event, started, time.time(), **fields, peak_memory_bytes=peak_memory_bytes())
+        used = {"cpu_s": time.process_time() - cpu, "peak_memory_bytes": peak_memory_bytes()}
+        log.write(event, started, time.time(), **fields, **used)
         log.flush()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from compile.errors import ArtifactError
 from pipeline import steps
 from pipeline.building import discard_damaged_artifacts, missing_shapes, require_frozen_artifacts
 from pipeline.context import Context
+from pipeline.cores import available_cores
 from pipeline.errors import JobError, LengthwiseError, WorkerError
 from pipeline.layout import shard_object
 from pipeline.models import job_model
@@ -26,7 +27,7 @@ _ROUNDS_WITHOUT_PROGRESS = 2
 def prepare(context: Context, job_file: Path) -> dict[str, Any]:
     """Snapshot, tokenise and plan; the plan step's result."""
     taken = steps.snapshot(context)
-    steps.tokenize(context, taken["snapshot"])
+    _over_splits(context, job_file, "tokenize", ("--snapshot", taken["snapshot"]), taken["splits"])
     _, model = job_model(context)
     if not wants_probe(context, job_toolchain(context, model)):
         return steps.plan(context, taken["snapshot"])
@@ -43,7 +44,7 @@ def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
     else:
         build(context, job_file, planned["run"])
         infer(context, job_file, planned["run"], bar)
-        steps.publish(context, planned["run"])
+        _over_splits(context, job_file, "publish", ("--run", planned["run"]), planned["parts"])
         steps.commit(context, planned["run"])
     return steps.report(context, planned["run"])
 
@@ -64,10 +65,25 @@ def build(context: Context, job_file: Path, run_uri: str, *, ordered: bool = Fal
     return {"built": len(missing), "reused": len(planned.artifacts) - len(missing)}
 
 
-def _children(context: Context, job_file: Path, step: str, shares: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """A step that loads a toolchain, in processes of their own: it is large and would stay in memory."""
+def _over_splits(context: Context, job_file: Path, step: str, given: Sequence[str], splits: int) -> None:
+    """Tokenise or publish, in as many processes as there are workers and splits; the threads of all fill the cores."""
+    count = max(1, min(context.workers, splits))
+    threads = str(max(1, len(available_cores()) // count))
+    shares = [(*given, "--index", str(index), "--of", str(count)) for index in range(count)]
+    _children(context, job_file, step, shares, {"RAYON_NUM_THREADS": threads})
+
+
+def _children(
+    context: Context,
+    job_file: Path,
+    step: str,
+    shares: Sequence[Sequence[str]],
+    environment: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """A step in processes of their own, one per share: what it holds does not stay in memory after it."""
     processes = [
-        StepProcess(_arguments(context, job_file, step, *share), context.say, lambda rows: None) for share in shares
+        StepProcess(_arguments(context, job_file, step, *share), context.say, lambda rows: None, environment)
+        for share in shares
     ]
     ended = _wait_all(processes)
     for code, _, process in ended:

@@ -103,10 +103,10 @@ class Worker:
 
     def _read(self, shard: Shard) -> TokenBlock:
         blocks = []
+        known, self.counts = self.counts, {}  # shards follow the splits: what the last one needed is all worth keeping
         for part in shard.ranges:
-            if part.split not in self.counts:
-                self.counts[part.split] = load_counts(self.context.objects, self.plan.tokens_uri, part.split)
-            counts = self.counts[part.split]
+            counts = known.get(part.split) or load_counts(self.context.objects, self.plan.tokens_uri, part.split)
+            self.counts[part.split] = counts
             blocks.append(read_block(self.context.objects, self.plan.tokens_uri, counts, part.start, part.stop))
         return TokenBlock(
             np.concatenate([block.flat for block in blocks]),

@@ -15,7 +15,9 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from compile.shapes import Shape
+from compile.toolchains import target_module
 from pipeline.errors import JobError
+from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
 Format = Literal["auto", "parquet", "jsonl", "csv", "tsv", "text"]
@@ -65,6 +67,12 @@ class Input(_Strict):
     label: str | None = Field(None, description="column with the true label, where known: gates int8 by accuracy")
     keep: Annotated[dict[str, KeptColumn], BeforeValidator(_kept)] = Field(default_factory=dict)
     when_missing: Literal["fail", "empty"] = "fail"
+    split_rows: int = Field(MAX_SPLIT_ROWS, strict=True, ge=1, description="most rows of a split, of Parquet input")
+    split_mb: int = Field(MAX_SPLIT_BYTES >> 20, strict=True, ge=1, description="most uncompressed MiB of a split")
+
+    @property
+    def split_bytes(self) -> int:
+        return self.split_mb << 20
 
     @model_validator(mode="after")
     def _check(self) -> Input:
@@ -158,6 +166,11 @@ def _workers(value: Any) -> Any:
     return value
 
 
+def _target(value: str) -> str:
+    target_module(value)
+    return value
+
+
 def _timezone(value: str) -> str:
     if value not in zoneinfo.available_timezones():
         raise ValueError(f"unknown time zone {value!r}; write an IANA name, for example UTC or Europe/Berlin")
@@ -211,7 +224,7 @@ class Job(_Strict):
     queue: str | None = Field(None, description="Airflow queue of the infer tasks")
     compile_queue: str | None = Field(None, description="Airflow queue of the compile tasks; default: queue")
     task: Literal["classify"] = "classify"
-    target: Literal["openvino", "onnxruntime", "torch"] = "openvino"
+    target: Annotated[str, AfterValidator(_target)] = "openvino"
     precision: Literal["auto", "bf16", "fp32", "int8"] = "auto"
     model: Model
     input: Input

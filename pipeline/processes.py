@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 PARENT_VARIABLE = "LENGTHWISE_PARENT_PID"
@@ -38,6 +38,7 @@ class StepProcess:
         arguments: list[str],
         say: Callable[[str], None],
         advance: Callable[[int], None],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._say = say
         self._advance = advance
@@ -50,7 +51,7 @@ class StepProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            env={**os.environ, **(environment or {}), PARENT_VARIABLE: str(os.getpid())},
         )
         self._threads = [
             threading.Thread(target=follow, daemon=True) for follow in (self._follow_out, self._follow_err)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipeline.layout import part_object, part_summary, shard_object, token_objec
 from pipeline.parquet_files import parquet_bytes, read_table
 from pipeline.rejects import reject
 from pipeline.run_plan import RunPlan
-from pipeline.shards import Range
+from pipeline.shards import Place, Range
 from pipeline.snapshot import Snapshot
 from pipeline.tasks import load_task
 from pipeline.tokenized import SplitCounts, load_counts, read_block
@@ -45,13 +46,15 @@ class PartSummary:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def publish_split(context: Context, plan: RunPlan, snapshot: Snapshot, split: int) -> PartSummary:
-    """Stage one split's parts, or return the summary of an earlier attempt."""
+def publish_split(
+    context: Context, plan: RunPlan, snapshot: Snapshot, split: int, places: Sequence[Place]
+) -> PartSummary:
+    """Stage one split's parts, or return the summary of an earlier attempt; `places` are where its results lie."""
     try:
         return load_summary(context, plan, split)
     except FileNotFoundError:
         pass
-    rows = _SplitResult.gather(context, plan, split) if split < len(plan.row_offsets) else None
+    rows = _SplitResult.gather(context, plan, split, places) if split < len(plan.row_offsets) else None
     predictions = _predictions(plan, snapshot, rows)
     rejects = _rejects(plan, snapshot, rows)
     files = {}
@@ -97,7 +100,7 @@ class _SplitResult:
     """Index into the plan's shapes, per row."""
 
     @classmethod
-    def gather(cls, context: Context, plan: RunPlan, split: int) -> _SplitResult:
+    def gather(cls, context: Context, plan: RunPlan, split: int, places: Sequence[Place]) -> _SplitResult:
         counts = load_counts(context.objects, plan.tokens_uri, split)
         kept, rejects = (
             read_table(context.objects.get(token_object(plan.tokens_uri, split, f"{name}.parquet")))
@@ -115,15 +118,9 @@ class _SplitResult:
             truncated=np.zeros(rows, np.int64),
             shapes=np.zeros(rows, np.int64),
         )
-        for shard in plan.shards:
-            offset = 0
-            logits = None
-            for part in shard.ranges:
-                if part.split == split:
-                    if logits is None:
-                        logits = decode_logits(context.objects.get(shard_object(plan.uri, shard.index)))
-                    result._place(context, plan, part, logits[offset : offset + part.stop - part.start], shard.shape)
-                offset += part.stop - part.start
+        for place in places:
+            logits = decode_logits(context.objects.get(shard_object(plan.uri, place.shard.index)))
+            result._place(context, plan, place.part, logits[place.start : place.stop], place.shard.shape)
         return result
 
     def _place(self, context: Context, plan: RunPlan, part: Range, logits: NDArray[np.float32], shape: int) -> None:

@@ -113,6 +113,28 @@ def _pack(ranges: Sequence[Range], capacity: int) -> Iterator[list[Range]]:
         yield group
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a range of a split lies in the result of a shard: rows [start, stop) of it."""
+
+    shard: Shard
+    part: Range
+    start: int
+    stop: int
+
+
+def places_by_split(shards: Sequence[Shard]) -> dict[int, list[Place]]:
+    """Per split that has rows, the places of all its ranges; found in one pass over the shards."""
+    places: dict[int, list[Place]] = {}
+    for shard in shards:
+        start = 0
+        for part in shard.ranges:
+            stop = start + part.stop - part.start
+            places.setdefault(part.split, []).append(Place(shard, part, start, stop))
+            start = stop
+    return places
+
+
 def rows_per_shape(shards: Sequence[Shard], shapes: int) -> list[int]:
     """Rows that run in each shape."""
     rows = [0] * shapes

@@ -32,7 +32,10 @@ class Snapshot:
     @property
     def digest(self) -> str:
         """Two runs over the same objects have the same digest; the way they are cut is part of it."""
-        return digest(self.to_json())
+        data = self.to_json()
+        for info in data["objects"]:
+            del info["stamp"]  # when a file was touched says nothing of its content
+        return digest(data)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -59,7 +62,8 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
     if not objects:
         _check_missing(context, input_uri)
     formats = [object_format(info.uri, context.job.input.format) for info in objects]
-    splits = gather(_units(context, objects, formats))
+    spec = context.job.input
+    splits = gather(_units(context, objects, formats), spec.split_bytes, spec.split_rows)
     snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits))
     uri = context.layout.snapshot(context.ds, snapshot.digest)
     context.objects.put_new(uri, json.dumps(snapshot.to_json()).encode())
@@ -93,12 +97,13 @@ def list_input(objects: Objects, uri: str) -> list[ObjectInfo]:
     Names that start with `_` or `.` are bookkeeping of other tools, empty objects are folder markers: neither is data.
     """
     stem = re.split(r"[*?[]", uri, maxsplit=1)[0]
-    if stem != uri:
-        found = [info for info in objects.list_info(stem) if fnmatch.fnmatchcase(info.uri, uri)]
-    else:
-        found = [info for info in objects.list_info(uri) if uri.endswith("/") or info.uri == uri]
     base = stem[: stem.rindex("/") + 1] if "/" in stem else ""
-    return [info for info in found if info.size_bytes and not _hidden(info.uri[len(base) :])]
+
+    def wanted(found: str) -> bool:
+        meant = fnmatch.fnmatchcase(found, uri) if stem != uri else uri.endswith("/") or found == uri
+        return meant and not _hidden(found[len(base) :])
+
+    return [info for info in objects.list_info(stem, wanted) if info.size_bytes]
 
 
 def _hidden(relative: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_SPLIT_BYTES = 64 << 20
-"""Uncompressed bytes of a split: with 100,000 rows it bounds what tokenise and publish hold at once."""
+"""Uncompressed bytes of a split, unless the job says otherwise: with its rows, what a step holds at once."""
 MAX_SPLIT_ROWS = 100_000
 MAX_PIECES = 10_000
 
@@ -45,7 +45,7 @@ class Split:
     pieces: tuple[Piece, ...]
 
 
-def byte_units(index: int, size_bytes: int, max_bytes: int = MAX_SPLIT_BYTES) -> Iterator[Unit]:
+def byte_units(index: int, size_bytes: int, max_bytes: int) -> Iterator[Unit]:
     """Cut one uncompressed object of lines into ranges; a line belongs to the range in which it starts."""
     count = max(1, -(-size_bytes // max_bytes))
     bounds = [size_bytes * k // count for k in range(count + 1)]
@@ -53,7 +53,7 @@ def byte_units(index: int, size_bytes: int, max_bytes: int = MAX_SPLIT_BYTES) ->
         yield Unit(index, start, stop, 0, stop - start)
 
 
-def gather(units: Iterable[Unit], max_bytes: int = MAX_SPLIT_BYTES, max_rows: int = MAX_SPLIT_ROWS) -> list[Split]:
+def gather(units: Iterable[Unit], max_bytes: int, max_rows: int) -> list[Split]:
     """Pack consecutive units into splits; a unit that is too large by itself becomes a split of its own."""
     splits: list[Split] = []
     pieces: list[Piece] = []

@@ -22,6 +22,7 @@ from pipeline.planning import plan_run
 from pipeline.publish import publish_split
 from pipeline.report import load_report, write_report
 from pipeline.run_plan import RunPlan, load_run
+from pipeline.shards import places_by_split
 from pipeline.snapshot import Snapshot, load_snapshot, take_snapshot
 from pipeline.tokenize import tokenize_split, tokens_key
 from pipeline.tokenizer import Tokenizer
@@ -130,7 +131,11 @@ def publish(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict
     _require_shards(context, planned)
     with _run_step(context, "publish", planned, index) as (_, fields):
         taken = load_snapshot(context.objects, planned.snapshot_uri)
-        done = [publish_split(context, planned, taken, split) for split in range(index, planned.parts, of)]
+        places = places_by_split(planned.shards)
+        done = [
+            publish_split(context, planned, taken, split, places.get(split, []))
+            for split in range(index, planned.parts, of)
+        ]
         result = {name: sum(getattr(item, name) for item in done) for name in ("rows", "predicted", "rejected")}
         fields.update(result)
     return result

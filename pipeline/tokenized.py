@@ -75,23 +75,34 @@ class TokenBlock:
         return found
 
 
-def encode_split(
-    tokens: Sequence[NDArray[np.uint32]], rows: NDArray[np.void], vocab_size: int
-) -> tuple[bytes, bytes, str]:
-    """Sort by length (ties in input order); returns the bytes of tokens.bin and rows.bin, and the token dtype.
+def stored_dtype(vocab_size: int) -> str:
+    """How token ids of that vocabulary are stored: `<u2` or `<u4`."""
+    return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
-    Raises JobError for a token id outside the model's vocabulary.
-    """
-    lengths = np.fromiter((len(item) for item in tokens), np.int64, len(tokens))
-    order = np.argsort(lengths, kind="stable")
-    dtype = "<u2" if vocab_size <= 1 << 16 else "<u4"
-    flat = np.concatenate([tokens[index] for index in order]) if len(tokens) else np.empty(0, np.uint32)
+
+def flat_tokens(rows: Sequence[NDArray[np.uint32]], vocab_size: int) -> NDArray[Any]:
+    """Token ids of several rows end to end, as they are stored. Raises JobError for one outside the vocabulary."""
+    flat = np.concatenate([np.empty(0, np.uint32), *rows])
     if len(flat) and int(flat.max()) >= vocab_size:
         raise JobError(
             f"the tokenizer gave token id {int(flat.max())} but the model has {vocab_size} embeddings: the tokenizer "
             "and the weights do not belong together"
         )
-    return flat.astype(dtype).tobytes(), rows[order].tobytes(), dtype
+    return flat.astype(stored_dtype(vocab_size))
+
+
+def encode_split(flat: NDArray[Any], lengths: NDArray[np.int64], rows: NDArray[np.void]) -> tuple[bytes, bytes]:
+    """Sort by length (ties in input order); returns the bytes of tokens.bin and rows.bin.
+
+    `flat` are the tokens of all rows end to end, `lengths` and `rows` have one entry per row.
+    """
+    order = np.argsort(lengths, kind="stable")
+    starts = (np.cumsum(lengths) - lengths)[order]
+    occurring, counts = np.unique(lengths, return_counts=True)
+    # One length after the other: an index of all tokens at once would take eight bytes for each.
+    groups = zip(np.split(starts, np.cumsum(counts)[:-1]), occurring, strict=True) if len(counts) else []
+    tokens = b"".join(flat[own[:, None] + np.arange(length)].tobytes() for own, length in groups)
+    return tokens, rows[order].tobytes()
 
 
 def read_block(objects: Objects, tokens_uri: str, counts: SplitCounts, start: int, stop: int) -> TokenBlock:

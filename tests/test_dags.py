@@ -97,7 +97,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     assert not set(HEAVY) & set(parsed["modules"])
     assert parsed["pipeline"] == sorted(
-        ["compile", "compile.shapes", "pipeline"]
+        ["compile", "compile.shapes", "compile.toolchains", "pipeline"]
         + [f"pipeline.{name}" for name in ("airflow_task", "errors", "job", "job_folder", "processes")]
     )
 

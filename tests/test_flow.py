@@ -251,22 +251,16 @@ def test_changed_parameters_make_another_fingerprint_and_replace_the_partition(l
     assert max(table["token_count"].to_pylist()) == 64
 
 
-def test_several_parts_hold_every_row_once(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_parts_hold_every_row_once(tmp_path: Path, tiny_model: Path) -> None:
     """Over the split limit by rows: three Parquet row groups of more than half the limit each."""
     import pyarrow as pa
 
-    from pipeline import flow, splits
-
-    monkeypatch.setattr(splits.gather, "__defaults__", (splits.MAX_SPLIT_BYTES, 100))
     source = rows(240)
-    home = make_home(tmp_path, tiny_model, str(tmp_path), input={"keep": {}})
+    home = make_home(tmp_path, tiny_model, str(tmp_path), input={"keep": {}, "split_rows": 100})
     path = tmp_path / f"in/ds={DS}/rows.parquet"
     path.parent.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(source), path, row_group_size=80)
-    context = home.context()
-    for name in ("LENGTHWISE_CACHE", "LENGTHWISE_LOCK_DIR"):
-        monkeypatch.setenv(name, home.environment[name])
-    report = flow.run(context, home.file)
+    report = home.run()
     assert report["predicted"] == 240
     parts = sorted((tmp_path / f"out/predictions/ds={DS}").iterdir())
     assert len(parts) == 3

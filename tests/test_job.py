@@ -49,7 +49,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (job_with(model={"uri": "m", "rev": "1"}), "model.rev: unknown key; valid keys here: uri, revision"),
     (
         input_with(column="t"),
-        "input.column: unknown key; valid keys here: uri, format, text, template, pair, id, label, keep, when_missing",
+        "input.column: unknown key; valid keys here: uri, format, text, template, pair, id, label, keep, when_missing, "
+        "split_rows, split_mb",
     ),
     (
         input_with(keep={"a": {"column": "a", "kind": "date"}}),

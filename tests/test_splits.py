@@ -51,11 +51,11 @@ def test_gather_keeps_every_unit_once_in_order_and_within_limits(
 
 def test_neighbouring_units_of_an_object_become_one_piece() -> None:
     units = [Unit(0, 0, 1, 5, 10), Unit(0, 1, 2, 5, 10), Unit(1, 0, 1, 5, 10), Unit(1, 1, 2, 5, 10)]
-    assert gather(units, 30) == [Split(0, (Piece(0, 0, 2), Piece(1, 0, 1))), Split(1, (Piece(1, 1, 2),))]
+    assert gather(units, 30, 100) == [Split(0, (Piece(0, 0, 2), Piece(1, 0, 1))), Split(1, (Piece(1, 1, 2),))]
 
 
 def test_many_tiny_objects_are_cut_by_their_number() -> None:
-    splits = gather([Unit(index, 0, 1, 0, 1) for index in range(MAX_PIECES + 1)])
+    splits = gather([Unit(index, 0, 1, 0, 1) for index in range(MAX_PIECES + 1)], 1 << 20, 100)
     assert [len(split.pieces) for split in splits] == [MAX_PIECES, 1]
 
 

@@ -13,15 +13,20 @@ from numpy.typing import NDArray
 from pipeline.errors import JobError
 from pipeline.layout import token_object
 from pipeline.objects import Objects
-from pipeline.tokenized import ROW, SplitCounts, encode_split, load_counts, read_block
+from pipeline.tokenized import ROW, SplitCounts, encode_split, flat_tokens, load_counts, read_block, stored_dtype
 
 SMALL, LARGE = 1 << 16, (1 << 16) + 1
+
+
+def encode(tokens: list[NDArray[np.uint32]], rows: NDArray[np.void], vocab_size: int) -> tuple[bytes, bytes]:
+    return encode_split(flat_tokens(tokens, vocab_size), np.array([len(item) for item in tokens], np.int64), rows)
 
 
 def store(folder: Path, tokens: list[NDArray[np.uint32]], vocab_size: int) -> tuple[Objects, str, SplitCounts]:
     """One split of these rows, whose records tell their position in the input."""
     records = np.array([(index, index * 7, index * 3) for index in range(len(tokens))], ROW)
-    flat, rows, dtype = encode_split(tokens, records, vocab_size)
+    flat, rows = encode(tokens, records, vocab_size)
+    dtype = stored_dtype(vocab_size)
     lengths, counts = np.unique([len(item) for item in tokens], return_counts=True)
     summary = SplitCounts(
         0, tuple(map(int, lengths)), tuple(map(int, counts)), dtype, len(tokens), 0, {}, 0, 0, (len(tokens),)
@@ -56,14 +61,14 @@ def test_any_block_is_the_slice_of_everything(
 def test_the_bytes_are_little_endian_and_as_wide_as_the_vocabulary_asks() -> None:
     tokens = [np.array([258, 1], np.uint32), np.array([65535], np.uint32)]
     rows = np.zeros(2, ROW)
-    assert encode_split(tokens, rows, SMALL)[::2] == (b"\xff\xff\x02\x01\x01\x00", "<u2")
-    assert encode_split(tokens, rows, LARGE)[::2] == (b"\xff\xff\0\0\x02\x01\0\0\x01\0\0\0", "<u4")
-    assert encode_split([], np.zeros(0, ROW), SMALL) == (b"", b"", "<u2")
+    assert encode(tokens, rows, SMALL)[0] == b"\xff\xff\x02\x01\x01\x00"
+    assert encode(tokens, rows, LARGE)[0] == b"\xff\xff\0\0\x02\x01\0\0\x01\0\0\0"
+    assert encode([], np.zeros(0, ROW), SMALL) == (b"", b"")
 
 
 def test_a_token_outside_the_vocabulary_is_named() -> None:
     with pytest.raises(JobError, match="token id 30522 but the model has 30522 embeddings"):
-        encode_split([np.array([1, 30522], np.uint32)], np.zeros(1, ROW), 30522)
+        flat_tokens([np.array([1, 30522], np.uint32)], 30522)
 
 
 def test_counts_survive_json(tmp_path: Path) -> None:

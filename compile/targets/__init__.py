@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 
 from compile.errors import ShapeMismatch
 from compile.shapes import Shape
-
-TARGETS = {
-    "openvino": "compile.targets.openvino",
-    "torch": "compile.targets.torch",
-    "onnxruntime": "compile.targets.onnxruntime",
-}
-"""Name in a job file -> module with a `target` attribute. A target's heavy imports stay inside its functions."""
+from compile.toolchains import target_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +94,5 @@ def check_shape(batch: EncoderBatch, shape: Shape) -> None:
 
 def load_target(name: str) -> Target:
     """The target of that name. Raises ValueError that lists the valid names."""
-    if name not in TARGETS:
-        raise ValueError(f"unknown target {name!r}; choose one of: {', '.join(TARGETS)}")
-    target: Target = importlib.import_module(TARGETS[name]).target
+    target: Target = importlib.import_module(target_module(name)).target
     return target

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,14 +21,22 @@ class ObjectInfo:
     uri: str
     size_bytes: int
     etag: str
+    stamp: str = field(default="", compare=False)
+    """How the store tells without reading that this is still that version; it identifies nothing by itself."""
+
+
+def _any(uri: str) -> bool:
+    return True
 
 
 class Backend(Protocol):
     """One kind of object store. Missing objects raise FileNotFoundError, everything else StorageError."""
 
-    def list_info(self, prefix: str) -> list[ObjectInfo]: ...
+    def sizes(self, prefix: str) -> dict[str, int]: ...
+    def list_info(self, prefix: str, wanted: Callable[[str], bool]) -> list[ObjectInfo]: ...
     def head(self, uri: str) -> ObjectInfo: ...
-    def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes: ...
+    def exists(self, uri: str) -> bool: ...
+    def get(self, uri: str, start: int, stop: int | None, etag: str | None, stamp: str) -> bytes: ...
     def put(self, uri: str, data: bytes) -> None: ...
     def put_new(self, uri: str, data: bytes) -> bool: ...
     def put_if(self, uri: str, data: bytes, etag: str | None) -> bool: ...
@@ -49,28 +58,31 @@ class Objects:
             self._backends[scheme] = _make_backend(scheme, uri)
         return self._backends[scheme]
 
-    def list_info(self, prefix: str) -> list[ObjectInfo]:
-        """Every object whose URI starts with `prefix`, by URI; temporary objects are left out."""
-        return self._backend(prefix).list_info(prefix)
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """URI -> bytes of every object whose URI starts with `prefix`, by URI; temporary objects are left out."""
+        return self._backend(prefix).sizes(prefix)
+
+    def list_info(self, prefix: str, wanted: Callable[[str], bool] = _any) -> list[ObjectInfo]:
+        """The same with ETags, of the wanted URIs only: a local store reads each object for its ETag."""
+        return self._backend(prefix).list_info(prefix, wanted)
 
     def list(self, prefix: str) -> list[str]:
-        return [info.uri for info in self.list_info(prefix)]
+        return list(self.sizes(prefix))
 
     def head(self, uri: str) -> ObjectInfo:
         return self._backend(uri).head(uri)
 
     def exists(self, uri: str) -> bool:
-        try:
-            self.head(uri)
-        except FileNotFoundError:
-            return False
-        return True
+        return self._backend(uri).exists(uri)
 
-    def get(self, uri: str, start: int = 0, stop: int | None = None, etag: str | None = None) -> bytes:
-        """Bytes [start, stop). With `etag`, an object that has changed since raises StorageError."""
+    def get(self, uri: str, start: int = 0, stop: int | None = None, etag: str | None = None, stamp: str = "") -> bytes:
+        """Bytes [start, stop). With `etag`, an object that has changed since raises StorageError.
+
+        With the `stamp` that came with the ETag, a local store need not read the whole object to tell.
+        """
         if stop is not None and stop <= start:
             return b""
-        return self._backend(uri).get(uri, start, stop, etag)
+        return self._backend(uri).get(uri, start, stop, etag, stamp)
 
     def put(self, uri: str, data: bytes) -> None:
         self._backend(uri).put(uri, data)
@@ -130,7 +142,7 @@ class RangeReader(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
         stop = min(self._position + len(view), self._info.size_bytes)
-        data = self._objects.get(self._info.uri, self._position, stop, self._info.etag)
+        data = self._objects.get(self._info.uri, self._position, stop, self._info.etag, self._info.stamp)
         if len(data) != max(0, stop - self._position):
             raise StorageError(f"{self._info.uri}: short read at byte {self._position}; run again")
         view[: len(data)] = data

@@ -7,8 +7,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -16,22 +18,38 @@ from pipeline.errors import StorageError
 from pipeline.objects import ObjectInfo
 
 TEMPORARY_PREFIX = ".lengthwise-tmp-"
+_SETTLED_NS = 2_000_000_000
+"""Clocks of file systems tick coarsely: a file written less than this before may be written again at the same time."""
 
 
 class LocalObjects:
-    """The ETag of a local file is the digest of its content, so that touching a file changes nothing."""
+    """The ETag of a local file is the digest of its content, so that touching or restoring a file changes nothing.
+
+    The stamp is its inode, size and times, so that a pinned file is read for its digest once, not by every reader.
+    """
 
     def __init__(self) -> None:
-        self._etags: dict[tuple[str, int, int, int, int], str] = {}
+        self._etags: dict[tuple[str, str], str] = {}
 
-    def list_info(self, prefix: str) -> list[ObjectInfo]:
-        folder = Path(prefix) if prefix.endswith("/") else Path(prefix).parent
-        paths = sorted(str(path) for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
-        wanted = [path for path in paths if path.startswith(prefix) and TEMPORARY_PREFIX not in path]
+    def sizes(self, prefix: str) -> dict[str, int]:
+        folder = prefix.rpartition("/")[0] or ("/" if prefix.startswith("/") else ".")
+        found: dict[str, int] = {}
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                path = os.path.join(parent, name)
+                if path.startswith(prefix) and TEMPORARY_PREFIX not in path:
+                    with contextlib.suppress(FileNotFoundError):  # another process removed it meanwhile
+                        status = os.stat(path)
+                        if stat.S_ISREG(status.st_mode):
+                            found[path] = status.st_size
+        return dict(sorted(found.items()))
+
+    def list_info(self, prefix: str, wanted: Callable[[str], bool]) -> list[ObjectInfo]:
         infos = []
-        for path in wanted:
-            with contextlib.suppress(FileNotFoundError):  # another process removed it meanwhile
-                infos.append(self.head(path))
+        for path in self.sizes(prefix):
+            if wanted(path):
+                with contextlib.suppress(FileNotFoundError):
+                    infos.append(self.head(path))
         return infos
 
     def head(self, uri: str) -> ObjectInfo:
@@ -39,20 +57,24 @@ class LocalObjects:
             if os.path.isdir(uri):
                 raise FileNotFoundError(uri)
             with open(uri, "rb") as file:
-                return ObjectInfo(uri, os.fstat(file.fileno()).st_size, self._etag(uri, file))
+                status = os.fstat(file.fileno())
+                settled = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS
+                return ObjectInfo(uri, status.st_size, self._etag(uri, file), _stamp(status) if settled else "")
 
-    def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes:
+    def exists(self, uri: str) -> bool:
+        return os.path.isfile(uri)
+
+    def get(self, uri: str, start: int, stop: int | None, etag: str | None, stamp: str) -> bytes:
         with _translated(uri), open(uri, "rb") as file:
-            if etag is not None and self._etag(uri, file) != etag:
+            unread = stamp and stamp == _stamp(os.fstat(file.fileno()))
+            if etag is not None and not unread and self._etag(uri, file) != etag:
                 raise changed_error(uri)
             file.seek(start)
             return file.read() if stop is None else file.read(stop - start)
 
     def _etag(self, uri: str, file: BufferedReader) -> str:
         """Of the opened file, not of the path: another may have taken its name since."""
-        stat = os.fstat(file.fileno())
-        # Clocks of file systems tick in milliseconds: two writes of one size can have one time, but not one inode.
-        version = (uri, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        version = (uri, _stamp(os.fstat(file.fileno())))
         if version not in self._etags:
             self._etags[version] = _digest(file)
         return self._etags[version]
@@ -97,6 +119,11 @@ class LocalObjects:
     def delete(self, uri: str) -> None:
         with _translated(uri), contextlib.suppress(FileNotFoundError):
             os.unlink(uri)
+
+
+def _stamp(status: os.stat_result) -> str:
+    """Two files of one size can have one time, but not one inode."""
+    return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 
 def _digest(file: BufferedReader) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +48,17 @@ class S3Objects:
             ),
         )
 
-    def list_info(self, prefix: str) -> list[ObjectInfo]:
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {info.uri: info.size_bytes for info in self.list_info(prefix, lambda uri: True)}
+
+    def list_info(self, prefix: str, wanted: Callable[[str], bool]) -> list[ObjectInfo]:
         bucket, key = _split(prefix)
         with _translated(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
             found = [item for page in pages for item in page.get("Contents", [])]
         infos = [ObjectInfo(f"s3://{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"')) for item in found]
-        return sorted((info for info in infos if not info.uri.endswith("/")), key=lambda info: info.uri)
+        named = (info for info in infos if not info.uri.endswith("/") and wanted(info.uri))
+        return sorted(named, key=lambda info: info.uri)
 
     def head(self, uri: str) -> ObjectInfo:
         bucket, key = _split(uri)
@@ -62,7 +66,7 @@ class S3Objects:
             answer = self._client.head_object(Bucket=bucket, Key=key)
         return ObjectInfo(uri, answer["ContentLength"], answer["ETag"].strip('"'))
 
-    def get(self, uri: str, start: int, stop: int | None, etag: str | None) -> bytes:
+    def get(self, uri: str, start: int, stop: int | None, etag: str | None, stamp: str) -> bytes:
         bucket, key = _split(uri)
         request: dict[str, Any] = {"Bucket": bucket, "Key": key}
         if start or stop is not None:
@@ -114,9 +118,9 @@ class S3Objects:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def upload_new(self, path: Path, uri: str) -> bool:
-        return False if self._exists(uri) else self.put_new(uri, path.read_bytes())
+        return False if self.exists(uri) else self.put_new(uri, path.read_bytes())
 
-    def _exists(self, uri: str) -> bool:
+    def exists(self, uri: str) -> bool:
         try:
             self.head(uri)
         except FileNotFoundError:

@@ -27,7 +27,7 @@ class LineSource:
         if is_compressed(info.uri):
             yield Unit(index, 0, info.size_bytes, 0, info.size_bytes)
         else:
-            yield from byte_units(index, info.size_bytes)
+            yield from byte_units(index, info.size_bytes, spec.split_bytes)
 
     def rows(self, objects: Objects, info: ObjectInfo, name: str, piece: Piece, spec: Input) -> Iterator[SourceRow]:
         """A blank line of JSONL is no row and is not counted: a row's number does not depend on how lines are cut."""
