@@ -30,6 +30,18 @@ def test_events_of_several_writers_are_read_by_their_start(tmp_path: Path) -> No
     assert len(objects.list(uri)) == 2, "one object per writer"
 
 
+def test_a_long_log_goes_on_in_a_new_object(tmp_path: Path) -> None:
+    """So that a flush writes no more than so many lines, however long the night is."""
+    objects, uri = Objects(), f"{tmp_path}/events/"
+    log = EventLog(objects, uri, step="infer")
+    for number in range(1_234):
+        log.write("shard", number, number + 1, shard=number)
+    log.flush()
+    log.flush()
+    assert [event["shard"] for event in read_events(objects, uri)] == list(range(1_234))
+    assert [objects.get(name).count(b"\n") for name in objects.list(uri)] == [500, 500, 234]
+
+
 def test_a_log_without_events_reads_as_none(tmp_path: Path) -> None:
     objects, uri = Objects(), f"{tmp_path}/events/"
     assert read_events(objects, uri) == []
