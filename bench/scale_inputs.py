@@ -20,6 +20,7 @@ from demo.sentiment_model import build_sentiment_model
 
 DS = "2026-11-24"
 STUB = "stub"
+STUB_CHARS = 32
 _FILE_ROWS = 250_000
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 
@@ -28,14 +29,14 @@ def job_file(folder: Path, rows: int, target: str) -> Path:
     return folder / f"{target}-{rows}.yaml"
 
 
-def write_rows(folder: Path, rows: int) -> None:
-    """Parquet files of at most _FILE_ROWS tweets; the tweets repeat, ids do not."""
+def write_rows(folder: Path, rows: int, split_rows: int, chars: int | None) -> None:
+    """Parquet files of at most _FILE_ROWS tweets, cut to `chars`; the tweets repeat, ids do not."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = tweets()
+    texts = [text[:chars] for text in tweets()]
     for start in range(0, rows, _FILE_ROWS):
         numbers = range(start, min(rows, start + _FILE_ROWS))
         table = pa.table({"id": [f"row-{k:09d}" for k in numbers], "text": [texts[k % len(texts)] for k in numbers]})
-        pq.write_table(table, folder / f"part-{start // _FILE_ROWS:05d}.parquet", row_group_size=10_000)
+        pq.write_table(table, folder / f"part-{start // _FILE_ROWS:05d}.parquet", row_group_size=split_rows)
 
 
 def write_model(folder: Path, *, blank: bool) -> Path:
@@ -60,13 +61,18 @@ def write_job(folder: Path, rows: int, target: str, split_rows: int) -> None:
     model = folder / f"model-{target}"
     if not model.exists():
         write_model(model, blank=target == STUB)
-    write_rows(folder / "in" / str(rows) / f"ds={DS}", rows)
+    write_rows(
+        folder / "in" / job_file(folder, rows, target).stem / f"ds={DS}",
+        rows,
+        split_rows,
+        STUB_CHARS if target == STUB else None,
+    )
     job = {
         "name": f"scale_{target}",
         "target": target,
         "precision": "fp32",
         "model": {"uri": str(model)},
-        "input": {"uri": f"in/{rows}/ds={{ds}}/", "text": "text", "id": "id", "split_rows": split_rows},
+        "input": {"uri": f"in/{target}-{rows}/ds={{ds}}/", "text": "text", "id": "id", "split_rows": split_rows},
         "shapes": ["128x24", "64x48", "32x128"],
         "max_length": 128,
         "truncation": "head",

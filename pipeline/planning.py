@@ -68,7 +68,7 @@ def length_counts(splits: Sequence[SplitCounts], max_length: int) -> NDArray[np.
     """Rows per token length, int64 of shape (max_length + 1,)."""
     counts = np.zeros(max_length + 1, np.int64)
     for split in splits:
-        counts[list(split.lengths)] += np.array(split.counts, np.int64)
+        counts[np.array(split.lengths, np.int64)] += np.array(split.counts, np.int64)
     return counts
 
 

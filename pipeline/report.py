@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow as pa
 from compile.planner import make_plan
 from compile.shapes import ShapePlan
 from pipeline.context import Context
+from pipeline.event_tally import EventTally, ShardEvent
 from pipeline.events import read_events, union_seconds
 from pipeline.manifest import Manifest
 from pipeline.parquet_files import parquet_bytes
@@ -20,14 +22,12 @@ from pipeline.toolchain import job_toolchain
 STEPS = ("snapshot", "tokenize", "plan", "compile", "infer", "publish", "commit")
 
 
-def make_report(
-    plan: RunPlan, manifest: Manifest, events: list[dict[str, Any]], shape_plan: ShapePlan
-) -> dict[str, Any]:
+def make_report(plan: RunPlan, manifest: Manifest, tally: EventTally, shape_plan: ShapePlan) -> dict[str, Any]:
     """The report of a committed run. Seconds are wall-clock, over all attempts, with overlaps counted once.
 
     `shape_plan` is the run's, at the costs that are known today.
     """
-    shards = _distinct_shards(events)
+    shards, events = tally.shards, tally.steps
     seconds = {step: union_seconds(_intervals(events, step)) for step in STEPS}
     total = round(sum(seconds.values()), 3)
     price = plan.job.price_per_hour
@@ -50,13 +50,17 @@ def make_report(
         "rows_per_second": manifest.predicted / total if total else None,
         "infer_rows_per_second": manifest.predicted / seconds["infer"] if seconds["infer"] else None,
         "infer_predicted_seconds": _predicted_seconds(shape_plan, shards),
+<<<<<<< HEAD
         "infer_load_seconds": round(sum(event["load_s"] for event in shards), 3),
         "infer_execute_seconds": round(sum(event["execute_s"] for event in shards), 3),
+=======
+        "infer_execute_seconds": round(sum(shard.execute_s for shard in shards), 3),
+>>>>>>> 87cc9644a1327460ec7ca9e774abe4e7fce8062d
         "drift": plan.drift,
-        "infer_cpu_seconds": round(sum(event["cpu_s"] for event in shards), 3),
+        "infer_cpu_seconds": round(sum(shard.cpu_s for shard in shards), 3),
         "compilations_in_infer": sum(e.get("compilations", 0) for e in events if e["event"] == "infer"),
-        "repeated_shards": sum(event["event"] == "shard" for event in events) - len(shards),
-        "cores": _cores(events, seconds["infer"]),
+        "repeated_shards": tally.attempts - len(shards),
+        "cores": _cores(tally, seconds["infer"]),
         "shapes": _shapes(plan, shape_plan, shards),
         "price_per_hour": price,
         "cost": cost,
@@ -64,8 +68,8 @@ def make_report(
     }
 
 
-def _tokens(manifest: Manifest, shards: list[dict[str, Any]]) -> dict[str, Any]:
-    slot_tokens = sum(event["slot_tokens"] for event in shards)
+def _tokens(manifest: Manifest, shards: Sequence[ShardEvent]) -> dict[str, Any]:
+    slot_tokens = sum(shard.slot_tokens for shard in shards)
     return {
         "truncated_rows": manifest.truncated_rows,
         "truncated_tokens": manifest.truncated_tokens,
@@ -78,9 +82,10 @@ def _tokens(manifest: Manifest, shards: list[dict[str, Any]]) -> dict[str, Any]:
 def write_report(context: Context, plan: RunPlan, manifest: Manifest) -> dict[str, Any]:
     """Write report.json and the partition's row of the metrics table; returns the report."""
     snapshot_events = plan.snapshot_uri.removesuffix(".json") + "/events/"
-    events = read_events(context.objects, snapshot_events) + read_events(context.objects, f"{plan.uri}/events/")
+    logs = (snapshot_events, f"{plan.uri}/events/")
+    tally = EventTally(chain.from_iterable(read_events(context.objects, log) for log in logs))
     costs = job_toolchain(context, plan.model).costs()
-    report = make_report(plan, manifest, events, make_plan(plan.shape_plan.shapes, costs))
+    report = make_report(plan, manifest, tally, make_plan(plan.shape_plan.shapes, costs))
     context.objects.put(context.layout.report(context.ds), json.dumps(report, indent=1).encode())
     metrics = context.layout.partition("metrics", context.ds) + "part-00000.parquet"
     context.objects.put(metrics, parquet_bytes(_metrics_table(report)))
@@ -106,58 +111,42 @@ def _peak_memory_mb(events: list[dict[str, Any]], step: str) -> float | None:
     return round(max(peaks) / 1e6, 1) if peaks else None
 
 
-def _distinct_shards(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One event per shard: the one whose result counts, else the first (a result whose event was lost has none)."""
-    best: dict[int, dict[str, Any]] = {}
-    for event in events:
-        if event["event"] == "shard" and (event["shard"] not in best or event["created"]):
-            best[event["shard"]] = event
-    return [best[index] for index in sorted(best)]
-
-
-def _predicted_seconds(plan: ShapePlan, shards: list[dict[str, Any]]) -> float:
+def _predicted_seconds(plan: ShapePlan, shards: Sequence[ShardEvent]) -> float:
     """What the shape plan's costs say that the executed batches take, in seconds of one core."""
     seconds = {str(shape): cost for shape, cost in zip(plan.shapes, plan.seconds, strict=True)}
-    total: float = sum(event["batches"] * seconds[event["shape"]] for event in shards)
+    total: float = sum(shard.batches * seconds[shard.shape] for shard in shards)
     return round(total, 3)
 
 
-def _cores(events: list[dict[str, Any]], infer_seconds: float) -> list[dict[str, Any]]:
+def _cores(tally: EventTally, infer_seconds: float) -> list[dict[str, Any]]:
     """Per core, the share of the infer step's seconds in which it executed batches."""
-    busy: dict[tuple[str, int], float] = defaultdict(float)
-    shards: dict[tuple[str, int], int] = defaultdict(int)
-    for event in events:
-        if event["event"] == "shard":
-            core = (event["host"], event["core"])
-            busy[core] += event["execute_s"]
-            shards[core] += 1
     return [
         {
             "host": host,
             "core": core,
-            "shards": shards[host, core],
-            "execute_seconds": round(busy[host, core], 3),
-            "busy_share": busy[host, core] / infer_seconds if infer_seconds else None,
+            "shards": tally.shards_done[host, core],
+            "execute_seconds": round(busy_s, 3),
+            "busy_share": busy_s / infer_seconds if infer_seconds else None,
         }
-        for host, core in sorted(busy)
+        for (host, core), busy_s in sorted(tally.busy_s.items())
     ]
 
 
-def _shapes(plan: RunPlan, shape_plan: ShapePlan, shards: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shapes(plan: RunPlan, shape_plan: ShapePlan, shards: Sequence[ShardEvent]) -> list[dict[str, Any]]:
     found = []
     for index, shape in enumerate(plan.shape_plan.shapes):
-        own = [event for event in shards if event["shape"] == str(shape)]
-        slot, real = (sum(event[name] for event in own) for name in ("slot_tokens", "real_tokens"))
+        own = [shard for shard in shards if shard.shape == str(shape)]
+        slot, real = sum(shard.slot_tokens for shard in own), sum(shard.real_tokens for shard in own)
         found.append(
             {
                 "shape": str(shape),
                 "artifact": plan.artifacts[index],
-                "rows": sum(event["rows"] for event in own),
-                "batches": sum(event["batches"] for event in own),
+                "rows": sum(shard.rows for shard in own),
+                "batches": sum(shard.batches for shard in own),
                 "slot_tokens": slot,
                 "real_tokens": real,
                 "padding_efficiency": real / slot if slot else None,
-                "execute_seconds": round(sum(event["execute_s"] for event in own), 3),
+                "execute_seconds": round(sum(shard.execute_s for shard in own), 3),
                 "predicted_batch_seconds": shape_plan.seconds[index],
                 "measured": shape_plan.measured[index],
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +20,17 @@ ROW = np.dtype([("position", "<u4"), ("truncated", "<u4"), ("segment_b", "<u4")]
 """Per row: its place among the split's accepted rows in input order, tokens cut, tokens of the second text."""
 
 
+_NUMBERS = ("lengths", "counts", "piece_rows")
+
+
 @dataclass(frozen=True, slots=True)
 class SplitCounts:
     """What planning needs to know of a tokenised split; small, whatever the number of rows."""
 
     split: int
-    lengths: tuple[int, ...]
+    lengths: Sequence[int]
     """Token lengths that occur, ascending."""
-    counts: tuple[int, ...]
+    counts: Sequence[int]
     """Rows of each of them."""
     token_dtype: str
     """Little-endian numpy name of the stored token ids, `<u2` or `<u4`."""
@@ -37,7 +41,7 @@ class SplitCounts:
     """Rejects per reason code."""
     truncated_rows: int
     truncated_tokens: int
-    piece_rows: tuple[int, ...]
+    piece_rows: Sequence[int]
     """Rows (or lines) that each piece of the split holds, which gives the next piece of the object its offset."""
 
     @property
@@ -45,12 +49,13 @@ class SplitCounts:
         return sum(self.counts)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values | {name: list(values[name]) for name in _NUMBERS}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SplitCounts:
-        values: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in data.items()}
-        return cls(**values)
+        # Planning holds those of all splits: as arrays they take a fraction of what numbers do.
+        return cls(**{**data, **{name: array("q", data[name]) for name in _NUMBERS}})
 
 
 @dataclass(frozen=True, slots=True)

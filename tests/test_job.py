@@ -128,6 +128,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (job_with(max_graphs=0), "max_graphs: Input should be greater than or equal to 1 (got 0)"),
     (job_with(max_length=True), "max_length: Input should be a valid integer (got True)"),
+    (input_with(split_rows=0), "input.split_rows: Input should be greater than or equal to 1 (got 0)"),
+    (input_with(split_mb=0.5), "input.split_mb: Input should be a valid integer (got 0.5)"),
     (job_with(max_length=0), "max_length: Input should be greater than or equal to 1 (got 0)"),
     (job_with(workers=0), "workers: write auto (one per core) or a number from 1 to 1000 (got 0)"),
     (job_with(workers="all"), "workers: write auto (one per core) or a number from 1 to 1000 (got 'all')"),

@@ -223,6 +223,60 @@ def test_an_opened_object_reads_over_several_requests(objects: Objects, base: st
         assert file.read() == data[5:]
 
 
+def settled(path: Path) -> ObjectInfo:
+    """The pin of a local file once the file is old enough to have a stamp."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        pinned = Objects().head(str(path))
+        if pinned.stamp:
+            return pinned
+        time.sleep(0.05)
+    raise AssertionError("no stamp within a minute")
+
+
+def test_a_stamped_local_file_is_not_read_again_to_tell_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"first")
+    assert Objects().head(str(path)).stamp == "", "it may be written again within a tick of the clock"
+    pinned = settled(path)
+    get = Objects().get
+    assert get(str(path), 1, 3, "an ETag that reading would refute", pinned.stamp) == b"ir"
+    path.touch()
+    assert get(str(path), 1, 3, pinned.etag, pinned.stamp) == b"ir", "another stamp, so the content decides"
+    with path.open("r+b") as file:
+        file.write(b"other")
+    for read in (
+        lambda: get(str(path), 1, 3, pinned.etag, pinned.stamp),
+        lambda: Objects().open(pinned).read(),
+    ):
+        with pytest.raises(StorageError, match="changed since the run pinned it"):
+            read()
+
+
+def test_listing_reads_no_local_file(objects: Objects, tmp_path: Path) -> None:
+    """A sparse file that would take a minute to read."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "small").write_bytes(b"1")
+    (tmp_path / "d" / "large").touch()
+    os.truncate(tmp_path / "d" / "large", 1 << 36)
+    os.mkfifo(tmp_path / "d" / "pipe")
+    started = time.process_time()
+    assert objects.sizes(f"{tmp_path}/d/") == {f"{tmp_path}/d/large": 1 << 36, f"{tmp_path}/d/small": 1}
+    assert objects.list(f"{tmp_path}/d/l") == [f"{tmp_path}/d/large"]
+    assert objects.exists(f"{tmp_path}/d/large")
+    assert not objects.exists(f"{tmp_path}/d")
+    (info,) = objects.list_info(f"{tmp_path}/d/", lambda uri: uri.endswith("small"))
+    assert info == objects.head(f"{tmp_path}/d/small")
+    assert time.process_time() - started < 5
+
+
+def test_sizes_and_wanted_listings(objects: Objects, base: str) -> None:
+    for name, data in {"a": b"1", "b": b"22", "c/d": b"333"}.items():
+        objects.put(f"{base}/{name}", data)
+    assert objects.sizes(f"{base}/") == {f"{base}/a": 1, f"{base}/b": 2, f"{base}/c/d": 3}
+    assert objects.list_info(f"{base}/", lambda uri: uri.endswith("/b")) == [objects.head(f"{base}/b")]
+
+
 # ---- create once, compare and swap
 
 

@@ -100,6 +100,24 @@ def test_row_groups_and_files_of_several_formats_become_splits(tmp_path: Path) -
     assert pieces == [[(0, 0, 2)], [(0, 2, 4)], [(0, 4, 5), (1, 0, 7)]]
 
 
+def test_the_job_says_how_large_a_split_is(tmp_path: Path) -> None:
+    """How the input is cut decides the output's parts, so it is part of the digest."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(pa.table({"text": ["x"] * 1_000}), folder / "a.parquet", row_group_size=100)
+    (folder / "b.jsonl").write_text(("x" * 1023 + "\n") * 2560)
+
+    def split_sizes(**sizes: int) -> tuple[list[int], str]:
+        _, snapshot = take_snapshot(context(str(tmp_path), f"{folder}/", **sizes))
+        return [len(split.pieces) for split in snapshot.splits], snapshot.digest
+
+    whole, digest = split_sizes()
+    assert whole == [2]
+    cut, cut_digest = split_sizes(split_rows=300, split_mb=1)
+    assert len(cut) == 4 + 3 - 1, "three row groups at a time, then a MiB of lines at a time, the first with the last"
+    assert cut_digest != digest
+
+
 def test_a_night_without_input_fails_or_is_empty_as_the_job_says(base: str) -> None:
     with pytest.raises(JobError, match=r"in/: no input objects for ds=2026-11-30; .*input.when_missing: empty"):
         take_snapshot(context(base, f"{base}/in/"))

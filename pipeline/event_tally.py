@@ -1,0 +1,62 @@
+"""What the report needs of a run's event log: the steps' events whole, of the shards' only what is added up."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEvent:
+    """One shard's result: a long night has a hundred thousand, so they are small."""
+
+    shape: str
+    rows: int
+    batches: int
+    slot_tokens: int
+    real_tokens: int
+    started: float
+    execute_s: float
+    cpu_s: float
+    created: bool
+
+    @classmethod
+    def of(cls, event: dict[str, Any]) -> ShardEvent:
+        return cls(sys.intern(event["shape"]), *(event[name] for name in cls.__slots__[1:]))
+
+
+class EventTally:
+    """Takes events in any order."""
+
+    def __init__(self, events: Iterable[dict[str, Any]]) -> None:
+        self.steps: list[dict[str, Any]] = []
+        """Events of whole steps, in no order."""
+        self._best: dict[int, ShardEvent] = {}
+        self.attempts = 0
+        """Events of shards: more than there are shards when some were done again."""
+        self.busy_s: dict[tuple[str, int], float] = defaultdict(float)
+        """Seconds of executing batches, per (host, core), repeated shards included."""
+        self.shards_done: dict[tuple[str, int], int] = defaultdict(int)
+        for event in events:
+            if event["event"] == "shard":
+                self._add(event)
+            else:
+                self.steps.append(event)
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self.attempts += 1
+        core = (event["host"], event["core"])
+        self.busy_s[core] += event["execute_s"]
+        self.shards_done[core] += 1
+        found, known = ShardEvent.of(event), self._best.get(event["shard"])
+        # The one whose result counts, else the first: a result whose event was lost has none.
+        if known is None or found.created or (not known.created and found.started < known.started):
+            self._best[event["shard"]] = found
+
+    @property
+    def shards(self) -> list[ShardEvent]:
+        """One per shard, in the order of their numbers."""
+        return [self._best[index] for index in sorted(self._best)]
