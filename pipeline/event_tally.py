@@ -19,6 +19,7 @@ class ShardEvent:
     slot_tokens: int
     real_tokens: int
     started: float
+    load_s: float
     execute_s: float
     cpu_s: float
     created: bool

@@ -50,12 +50,8 @@ def make_report(plan: RunPlan, manifest: Manifest, tally: EventTally, shape_plan
         "rows_per_second": manifest.predicted / total if total else None,
         "infer_rows_per_second": manifest.predicted / seconds["infer"] if seconds["infer"] else None,
         "infer_predicted_seconds": _predicted_seconds(shape_plan, shards),
-<<<<<<< HEAD
-        "infer_load_seconds": round(sum(event["load_s"] for event in shards), 3),
-        "infer_execute_seconds": round(sum(event["execute_s"] for event in shards), 3),
-=======
+        "infer_load_seconds": round(sum(shard.load_s for shard in shards), 3),
         "infer_execute_seconds": round(sum(shard.execute_s for shard in shards), 3),
->>>>>>> 87cc9644a1327460ec7ca9e774abe4e7fce8062d
         "drift": plan.drift,
         "infer_cpu_seconds": round(sum(shard.cpu_s for shard in shards), 3),
         "compilations_in_infer": sum(e.get("compilations", 0) for e in events if e["event"] == "infer"),
