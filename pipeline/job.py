@@ -20,7 +20,7 @@ from pipeline.errors import JobError
 from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
-Format = Literal["auto", "parquet", "jsonl", "csv", "tsv", "text"]
+Format = Literal["auto", "parquet", "jsonl", "csv", "tsv", "text", "datasets"]
 RESERVED_COLUMNS = (
     "label", "score", "labels", "scores", "row_id", "source_uri", "source_row", "token_count", "truncated_tokens",
     "shape", "artifact", "fingerprint", "ds",
@@ -60,6 +60,9 @@ class Input(_Strict):
 
     uri: str = Field(min_length=1, description="objects of one night: a prefix ending in /, an object or a glob; {ds}")
     format: Format = "auto"
+    split: str | None = Field(None, min_length=1, description="split of a saved DatasetDict or a hub dataset")
+    config: str | None = Field(None, min_length=1, description="configuration of a hub dataset")
+    revision: str | None = Field(None, min_length=1, description="revision of a hub dataset: a commit, tag or branch")
     text: str | None = Field(None, description="column that holds the text")
     template: str | None = Field(None, description="text made from several columns, for example '{title}: {body}'")
     pair: str | None = Field(None, description="column that holds the second text of a pair")
@@ -84,6 +87,9 @@ class Input(_Strict):
                 f"keep: {bad[0] if bad else list(self.keep)!r}: an output column's name is letters, digits and _, does "
                 "not start with __, and differs from the others by more than case; name it {column: ..., type: ...}"
             )
+        if not self.uri.startswith("hf://") and (self.config or self.revision):
+            field = "config" if self.config else "revision"
+            raise ValueError(f"{field}: only for a hub dataset (uri: hf://org/name); remove it")
         taken = [name for name in self.keep if name.lower() in RESERVED_COLUMNS]
         if taken:
             raise ValueError(

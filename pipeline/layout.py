@@ -30,6 +30,10 @@ class Layout:
     def artifacts(self) -> str:
         return f"{self.state}/artifacts"
 
+    def hub_dataset(self, name: str, config: str, revision: str, split: str) -> str:
+        """Folder of the copy of one split of a hub dataset, with the final slash."""
+        return f"{self.state}/hub/{name}/{config}/{revision}/{split}/"
+
     def snapshot(self, ds: str, digest: str) -> str:
         return f"{self.state}/snapshots/ds={ds}/{digest}.json"
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.column_paths import lookup
 from pipeline.job import Input
-from pipeline.values import cast_value
+from pipeline.values import cast_value, shown
 
 REASONS = {
     "malformed_json": "the line is not valid JSON",
@@ -16,7 +17,7 @@ REASONS = {
     "malformed_csv": "a line of a record with more or fewer fields than the header, or with broken quoting",
     "invalid_utf8": "the bytes are not UTF-8",
     "lone_surrogate": "the text holds half of a surrogate pair, which no UTF-8 text can",
-    "line_too_long": "the line is over 16 MiB",
+    "line_too_long": "the line is over 16 MiB, or the CSV record over 16 MiB or 100,000 lines",
     "missing_column": "the row lacks a column that the job names",
     "null_text": "a text column is null",
     "wrong_type": "a text column is not text",
@@ -78,9 +79,6 @@ def _json(original: Any) -> str:
 
 def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
     """The one place that decides whether a row may be tokenised."""
-    fault = _missing(values, spec)
-    if fault is not None:
-        return fault
     texts: list[str] = []
     for column in spec.text_columns():
         text = _text(values, column, plain=spec.template is None or column == spec.pair)
@@ -94,23 +92,36 @@ def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
     kept = []
     for name, wanted in spec.keep.items():
         try:
-            kept.append(cast_value(values.get(wanted.column), wanted.type))
-        except ValueError as error:
+            kept.append(cast_value(_optional(values, wanted.column), wanted.type))
+        except (ValueError, TypeError) as error:
             return reject("read", "bad_kept_value", f"column {wanted.column!r}, kept as {name!r}: {error}", values)
     text = texts[0] if spec.template is None else spec.render(texts)
     return Accepted(text, pair, row_id, tuple(kept), _label(values, spec))
 
 
-def _missing(values: Mapping[str, Any], spec: Input) -> Reject | None:
-    for column in (*spec.text_columns(), *([spec.id] if spec.id else [])):
-        if column not in values:
-            return reject("read", "missing_column", f"no column {column!r}", values)
-    return None
+def _required(values: Mapping[str, Any], column: str, reason: str) -> Any | Reject:
+    """The column's value; `reason` is for a row in which something on the way to it holds no columns."""
+    try:
+        return lookup(values, column)
+    except KeyError:
+        return reject("read", "missing_column", f"no column {column!r}", values)
+    except TypeError as error:
+        return reject("read", reason, f"column {column!r}: {error}", values)
+
+
+def _optional(values: Mapping[str, Any], column: str) -> Any:
+    """None for a row without the column. Raises TypeError as `lookup` does."""
+    try:
+        return lookup(values, column)
+    except KeyError:
+        return None
 
 
 def _text(values: Mapping[str, Any], column: str, plain: bool) -> str | Reject:
     """The column as text; a template also takes numbers and booleans."""
-    value = values[column]
+    value = _required(values, column, "wrong_type")
+    if isinstance(value, Reject):
+        return value
     if value is None:
         return reject("read", "null_text", f"column {column!r} is null", values)
     if not plain and isinstance(value, int | float):
@@ -133,17 +144,19 @@ def _encodable(value: str, column: str, values: Mapping[str, Any]) -> str | Reje
 
 def _label(values: Mapping[str, Any], spec: Input) -> str | None:
     """The true label as text; one that is no text is as good as none, for a prediction does not need it."""
-    value = values.get(spec.label) if spec.label else None
     try:
+        value = _optional(values, spec.label) if spec.label else None
         return cast_value(value, "string") if isinstance(value, str | int) else None
-    except ValueError:
+    except (ValueError, TypeError):
         return None
 
 
 def _row_id(values: Mapping[str, Any], spec: Input) -> str | Reject | None:
     if spec.id is None:
         return None
-    value = values[spec.id]
+    value = _required(values, spec.id, "missing_id")
+    if isinstance(value, Reject):
+        return value
     if value is None or not isinstance(value, str | int) or isinstance(value, bool):
-        return reject("read", "missing_id", f"id column {spec.id!r} is {value!r}", values)
+        return reject("read", "missing_id", f"id column {spec.id!r} is {shown(value)}", values)
     return _encodable(str(value), spec.id, values)

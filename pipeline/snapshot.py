@@ -7,16 +7,23 @@ import fnmatch
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.context import Context
 from pipeline.digests import digest
 from pipeline.errors import JobError
+from pipeline.hub_datasets import SCHEME, hub_copy
+from pipeline.job import Input
 from pipeline.manifest import committed
 from pipeline.objects import ObjectInfo, Objects
-from pipeline.sources import object_format, source_units
+from pipeline.sources import input_objects, source_units
 from pipeline.splits import Piece, Split, Unit, gather
+
+_GLOB = r"[*?[]"
+_THREADS = 8
+"""Objects that are opened at once; each takes the buffers of a reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +64,12 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
 
     Raises JobError when there are no input objects and the job says `when_missing: fail`.
     """
-    input_uri = context.job.input.uri.replace("{ds}", context.ds)
-    objects = list_input(context.objects, input_uri)
-    if not objects:
+    input_uri, spec = _located(context)
+    found = list_input(context.objects, input_uri)
+    if not found:
         _check_missing(context, input_uri)
-    formats = [object_format(info.uri, context.job.input.format) for info in objects]
-    spec = context.job.input
+    chosen = input_objects(context.objects, found, spec)
+    objects, formats = [info for info, _ in chosen], [name for _, name in chosen]
     splits = gather(_units(context, objects, formats), spec.split_bytes, spec.split_rows)
     snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits))
     uri = context.layout.snapshot(context.ds, snapshot.digest)
@@ -70,6 +77,17 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
     size = sum(info.size_bytes for info in objects)
     context.say(f"snapshot: {len(objects)} objects, {size / 1e6:.1f} MB, {len(splits)} splits")
     return uri, snapshot
+
+
+def _located(context: Context) -> tuple[str, Input]:
+    """Where the night's objects are, and what the job says of them there."""
+    spec = context.job.input
+    uri = spec.uri.replace("{ds}", context.ds)
+    if uri.startswith(SCHEME):
+        return hub_copy(context, uri), spec.model_copy(update={"format": "datasets", "split": None})
+    if spec.format == "datasets" and not re.search(_GLOB, uri):
+        uri = uri.rstrip("/") + "/"  # people name the folder that they saved to without a slash
+    return uri, spec
 
 
 def _check_missing(context: Context, input_uri: str) -> None:
@@ -96,7 +114,7 @@ def list_input(objects: Objects, uri: str) -> list[ObjectInfo]:
 
     Names that start with `_` or `.` are bookkeeping of other tools, empty objects are folder markers: neither is data.
     """
-    stem = re.split(r"[*?[]", uri, maxsplit=1)[0]
+    stem = re.split(_GLOB, uri, maxsplit=1)[0]
     base = stem[: stem.rindex("/") + 1] if "/" in stem else ""
 
     def wanted(found: str) -> bool:
@@ -111,5 +129,11 @@ def _hidden(relative: str) -> bool:
 
 
 def _units(context: Context, objects: list[ObjectInfo], formats: list[str]) -> Iterator[Unit]:
-    for index, (info, name) in enumerate(zip(objects, formats, strict=True)):
-        yield from source_units(context.objects, info, name, index, context.job.input)
+    """Units of all objects in order. Several are opened at once: compressed objects and CSV are read to their end."""
+
+    def units(index: int) -> list[Unit]:
+        return list(source_units(context.objects, objects[index], formats[index], index, context.job.input))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for found in pool.map(units, range(len(objects))):
+            yield from found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,16 +15,16 @@ MAX_PIECES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The smallest thing that may be read by itself: a row group, a byte range of lines, or a whole object."""
+    """The smallest thing that may be read by itself: a run of rows, or a range of an object's plain bytes."""
 
     object: int
     """Index into the snapshot's objects."""
     start: int
-    """First row group, or first byte."""
+    """First row (Parquet), or first byte: of what a compressed object holds, of the object itself otherwise."""
     stop: int
     """One past the last."""
     rows: int
-    """Exact for row groups, 0 where nobody has counted yet."""
+    """At most so many; of plain lines about so many, by a sample."""
     size_bytes: int
     """Uncompressed where known."""
 
@@ -45,12 +46,22 @@ class Split:
     pieces: tuple[Piece, ...]
 
 
-def byte_units(index: int, size_bytes: int, max_bytes: int) -> Iterator[Unit]:
-    """Cut one uncompressed object of lines into ranges; a line belongs to the range in which it starts."""
-    count = max(1, -(-size_bytes // max_bytes))
+def byte_units(index: int, size_bytes: int, line_bytes: float, max_bytes: int, max_rows: int) -> Iterator[Unit]:
+    """Cut one uncompressed object of lines, `line_bytes` long on average, into ranges that fit into splits.
+
+    A line belongs to the range in which it starts.
+    """
+    count = max(1, -(-size_bytes // max_bytes), math.ceil(size_bytes / line_bytes / max_rows))
     bounds = [size_bytes * k // count for k in range(count + 1)]
     for start, stop in itertools.pairwise(bounds):
-        yield Unit(index, start, stop, 0, stop - start)
+        yield Unit(index, start, stop, math.ceil((stop - start) / line_bytes), stop - start)
+
+
+def row_units(index: int, first: int, rows: int, size_bytes: int, max_bytes: int, max_rows: int) -> Iterator[Unit]:
+    """Cut `rows` rows of about equal size, the first of them number `first` of the object, to fit into splits."""
+    count = min(rows, max(-(-rows // max_rows), -(-size_bytes // max_bytes)))
+    for start, stop in itertools.pairwise(rows * k // count for k in range(count + 1)) if count else ():
+        yield Unit(index, first + start, first + stop, stop - start, size_bytes * (stop - start) // rows)
 
 
 def gather(units: Iterable[Unit], max_bytes: int, max_rows: int) -> list[Split]:

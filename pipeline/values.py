@@ -17,10 +17,11 @@ def cast_value(value: Any, kind: str) -> Any:
     try:
         return _CASTS[kind](value)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{_shown(value)} is not {kind}") from error
+        raise ValueError(f"{shown(value)} is not {kind}") from error
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The value for a message: short, printable, whatever it is."""
     try:
         return repr(str(value)[:80])
     except (ValueError, RecursionError):  # an integer of over 4,300 digits, a value nested almost too deep to parse

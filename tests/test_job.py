@@ -49,9 +49,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (job_with(model={"uri": "m", "rev": "1"}), "model.rev: unknown key; valid keys here: uri, revision"),
     (
         input_with(column="t"),
-        "input.column: unknown key; valid keys here: uri, format, text, template, pair, id, label, keep, when_missing, "
-        "split_rows, split_mb",
+        "input.column: unknown key; valid keys here: uri, format, split, config, revision, text, template, pair, id, "
+        "label, keep, when_missing, split_rows, split_mb",
     ),
+    (input_with(revision="main"), "input: revision: only for a hub dataset (uri: hf://org/name); remove it"),
     (
         input_with(keep={"a": {"column": "a", "kind": "date"}}),
         "input.keep.a.kind: unknown key; valid keys here: column, type",
@@ -81,7 +82,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (job_with(compile="maybe"), "compile: Input should be 'auto' or 'never' (got 'maybe')"),
     (
         input_with(format="xls"),
-        "input.format: Input should be 'auto', 'parquet', 'jsonl', 'csv', 'tsv' or 'text' (got 'xls')",
+        "input.format: Input should be 'auto', 'parquet', 'jsonl', 'csv', 'tsv', 'text' or 'datasets' (got 'xls')",
     ),
     (input_with(when_missing="skip"), "input.when_missing: Input should be 'fail' or 'empty' (got 'skip')"),
     (input_with(text=None), "input: give either text (a column) or template (several columns)"),

@@ -37,6 +37,7 @@ PURE = [
     "compile/costs.py",
     "pipeline/errors.py",
     "pipeline/values.py",
+    "pipeline/column_paths.py",
     "pipeline/rejects.py",
     "pipeline/budget.py",
     "pipeline/splits.py",

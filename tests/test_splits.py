@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pipeline.job import Input
 from pipeline.objects import Objects
-from pipeline.sources import lines, source_rows
-from pipeline.splits import MAX_PIECES, Piece, Split, Unit, byte_units, gather
+from pipeline.sources import physical_lines, source_rows
+from pipeline.splits import MAX_PIECES, MAX_SPLIT_ROWS, Piece, Split, Unit, byte_units, gather
 
 SPEC = Input.model_validate({"uri": "in/", "text": "text"})
 
@@ -59,9 +59,10 @@ def test_many_tiny_objects_are_cut_by_their_number() -> None:
     assert [len(split.pieces) for split in splits] == [MAX_PIECES, 1]
 
 
-@given(st.integers(0, 10_000), st.integers(1, 500))
-def test_byte_units_cover_the_object_once(size: int, max_bytes: int) -> None:
-    units = list(byte_units(3, size, max_bytes))
+@given(st.integers(0, 10_000), st.floats(1e-3, 1e3), st.integers(1, 500))
+def test_byte_units_cover_the_object_once(size: int, line_bytes: float, max_bytes: int) -> None:
+    units = list(byte_units(3, size, line_bytes, max_bytes, MAX_SPLIT_ROWS))
+    assert all(unit.rows <= MAX_SPLIT_ROWS + 1 / line_bytes + 1 for unit in units)
     assert [byte for unit in units for byte in range(unit.start, unit.stop)] == list(range(size))
     assert all(unit.object == 3 and unit.stop - unit.start == unit.size_bytes <= max_bytes for unit in units)
 
@@ -124,7 +125,7 @@ def test_any_cuts_of_any_lines_give_the_same_rows(
 
 def test_lines_at_the_length_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded reads find the end of a line that is as long as allowed, one byte longer, and far too long."""
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(physical_lines, "MAX_LINE_BYTES", 10)
     for end in (b"\n", b"\r\n"):
         data = end.join([b"x" * 10, b"y" * 11, b"ok", b"z" * 35, b"", b"last"])
         path = tmp_path / "lines.txt"

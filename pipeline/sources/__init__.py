@@ -19,6 +19,7 @@ FORMATS = {
     "text": "pipeline.sources.lines",
     "csv": "pipeline.sources.csv_records",
     "tsv": "pipeline.sources.csv_records",
+    "datasets": "pipeline.sources.arrow_stream",
 }
 EXTENSIONS = {
     ".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
@@ -61,6 +62,21 @@ def object_format(uri: str, declared: str) -> str:
         f"{uri}: no known extension; use one of {', '.join(EXTENSIONS)} (with {' or '.join(COMPRESSIONS)} if "
         f"compressed), set input.format, or narrow input.uri, for example to '*.parquet'"
     )
+
+
+def input_objects(objects: Objects, found: list[ObjectInfo], spec: Input) -> list[tuple[ObjectInfo, str]]:
+    """The night's objects, each with its format; of saved datasets only what belongs to them. Raises JobError."""
+    from pipeline.sources.saved_datasets import holds_datasets, outside_datasets, saved_objects
+
+    if spec.format not in ("auto", "datasets") or not (spec.format == "datasets" or holds_datasets(found)):
+        if spec.split is not None and found:
+            raise JobError(f"{found[0].uri}: input.split is {spec.split!r}, but this is no saved dataset; remove it")
+        return [(info, object_format(info.uri, spec.format)) for info in found]
+    others = outside_datasets(found)
+    if others and spec.format == "datasets":
+        raise JobError(f"{others[0].uri}: not part of a dataset saved with save_to_disk; narrow input.uri")
+    datasets = [(info, "datasets") for info in saved_objects(objects, found, spec)]
+    return datasets + [(info, object_format(info.uri, "auto")) for info in others]
 
 
 def source_units(objects: Objects, info: ObjectInfo, name: str, index: int, spec: Input) -> Iterator[Unit]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import zlib
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
 import zstandard
 
+from pipeline.errors import JobError
 from pipeline.objects import ObjectInfo, Objects
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
+_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError)
 """What reading a damaged or cut stream raises."""
 
+_BUFFER_BYTES = 1 << 20
 _CHUNK_BYTES = 4 << 10
 """Compressed bytes taken at once. A zstd block of 4 bytes can hold 128 KiB: even a bomb stays within 128 MiB."""
 
@@ -25,14 +29,29 @@ def is_compressed(uri: str) -> bool:
     return uri.lower().endswith((".gz", ".zst"))
 
 
-def open_decompressed(objects: Objects, info: ObjectInfo) -> IO[bytes]:
-    """A buffered reader over the plain bytes of the pinned object."""
-    file = objects.open(info)
-    if info.uri.lower().endswith(".gz"):
-        return io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 20)
-    if info.uri.lower().endswith(".zst"):
-        return io.BufferedReader(_ZstdReader(file), 1 << 20)
-    return file
+def open_plain(objects: Objects, info: ObjectInfo, start: int = 0) -> IO[bytes]:
+    """A buffered reader over the plain bytes of the pinned object, from byte `start` of them.
+
+    Of a compressed object all that comes before is decompressed and dropped.
+    """
+    if not is_compressed(info.uri):
+        return objects.open(info, start)
+    packed = objects.open(info)
+    gzipped = info.uri.lower().endswith(".gz")
+    plain = io.BufferedReader(gzip.GzipFile(fileobj=packed) if gzipped else _ZstdReader(packed), _BUFFER_BYTES)
+    with damage_named(info):
+        while start and (dropped := plain.read(min(start, _BUFFER_BYTES))):
+            start -= len(dropped)
+    return plain
+
+
+@contextlib.contextmanager
+def damage_named(info: ObjectInfo) -> Iterator[None]:
+    """Raises JobError for a compressed stream that is damaged or cut short."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise JobError(f"{info.uri}: damaged or cut short ({error}); mend or replace it") from error
 
 
 class _ZstdReader(io.RawIOBase):

@@ -1,4 +1,4 @@
-"""JSONL and plain text input, read line by line so that one bad line is one reject; uncompressed objects are cut."""
+"""JSONL and plain text input, read line by line so that one bad line is one reject; objects are cut anywhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pipeline.errors import JobError
 from pipeline.job import Input
 from pipeline.objects import ObjectInfo, Objects
 from pipeline.rejects import Reject, reject
-from pipeline.sources import SourceRow
-from pipeline.sources.decompress import DAMAGED, is_compressed, open_decompressed
+from pipeline.sources import SourceRow, physical_lines
+from pipeline.sources.decompress import damage_named, is_compressed, open_plain
 from pipeline.splits import Piece, Unit, byte_units
 
-MAX_LINE_BYTES = 16 << 20
-_BOM = b"\xef\xbb\xbf"
+_BLOCK_BYTES = 64 << 10
 
 
 class LineSource:
@@ -25,63 +24,64 @@ class LineSource:
                 f"{info.uri}: a text file has one column, text; set input.text: text, without pair, id, keep"
             )
         if is_compressed(info.uri):
-            yield Unit(index, 0, info.size_bytes, 0, info.size_bytes)
+            yield from _compressed_units(objects, info, index, spec)
         else:
-            yield from byte_units(index, info.size_bytes, spec.split_bytes)
+            mean = _mean_line_bytes(objects, info)
+            yield from byte_units(index, info.size_bytes, mean, spec.split_bytes, spec.split_rows)
 
     def rows(self, objects: Objects, info: ObjectInfo, name: str, piece: Piece, spec: Input) -> Iterator[SourceRow]:
         """A blank line of JSONL is no row and is not counted: a row's number does not depend on how lines are cut."""
         parse = _parse_json if name == "jsonl" else _parse_text
+        limit = physical_lines.MAX_LINE_BYTES
         lines = (line for line in _lines(objects, info, piece) if name == "text" or line.strip())
         for row, line in enumerate(lines):
-            if len(line) > MAX_LINE_BYTES:
-                yield SourceRow(row, None, reject("read", "line_too_long", f"over {MAX_LINE_BYTES} bytes", line))
+            if len(line) > limit:
+                yield SourceRow(row, None, reject("read", "line_too_long", f"over {limit} bytes", line))
             else:
                 parsed = parse(line)
                 fault = parsed if isinstance(parsed, Reject) else None
                 yield SourceRow(row, None if isinstance(parsed, Reject) else parsed, fault)
 
 
+def _compressed_units(objects: Objects, info: ObjectInfo, index: int, spec: Input) -> Iterator[Unit]:
+    """Read once to find out what it holds, which its size does not say; ranges of plain bytes, and lines counted."""
+    start = stop = rows = 0
+    with open_plain(objects, info) as file, damage_named(info):
+        while block := file.read(_BLOCK_BYTES):
+            stop += len(block)
+            rows += block.count(b"\n")
+            if stop - start >= spec.split_bytes or rows >= spec.split_rows:
+                yield Unit(index, start, stop, rows + 1, stop - start)
+                start, rows = stop, 0
+    if stop > start:
+        yield Unit(index, start, stop, rows + 1, stop - start)
+
+
+def _mean_line_bytes(objects: Objects, info: ObjectInfo) -> float:
+    """Of an uncompressed object, from samples of its beginning, middle and end."""
+    starts = {0, max(0, info.size_bytes // 2 - _BLOCK_BYTES // 2), max(0, info.size_bytes - _BLOCK_BYTES)}
+    if info.size_bytes <= _BLOCK_BYTES:
+        starts = {0}
+    sampled = newlines = 0
+    for start in starts:
+        block = objects.get(info.uri, start, start + _BLOCK_BYTES, info.etag)
+        sampled += len(block)
+        newlines += block.count(b"\n")
+    return sampled / max(1, newlines)
+
+
 def _lines(objects: Objects, info: ObjectInfo, piece: Piece) -> Iterator[bytes]:
     """Lines that start within the piece, without their ends; one that is too long is cut just over the limit."""
-    if is_compressed(info.uri):
-        with open_decompressed(objects, info) as file:
-            try:
-                for number, (_, line) in enumerate(_read_lines(file)):
-                    yield line if number else line.removeprefix(_BOM)
-            except DAMAGED as error:
-                raise JobError(f"{info.uri}: damaged or cut short ({error}); mend or replace it") from error
-        return
-    with objects.open(info, max(0, piece.start - 1)) as file:
+    with open_plain(objects, info, max(0, piece.start - 1)) as file, damage_named(info):
+        lines = physical_lines.newline_lines(file)
         position = piece.start
         if piece.start:  # a line that starts before the piece belongs to the one before; its end is skipped
-            position += sum(size for size, _ in _read_one(file)) - 1
-        for size, line in _read_lines(file):
+            position += next(lines, (1, b""))[0] - 1
+        for size, line in lines:
             if position >= piece.stop:
                 return
-            yield line.removeprefix(_BOM) if position == 0 else line
+            yield line.removeprefix(physical_lines.BOM) if position == 0 else line
             position += size
-
-
-def _read_lines(file: Any) -> Iterator[tuple[int, bytes]]:
-    while True:
-        found = list(_read_one(file))
-        if not found:
-            return
-        yield found[0]
-
-
-def _read_one(file: Any) -> Iterator[tuple[int, bytes]]:
-    """At most one (bytes consumed, line); bounded memory even for a line without an end."""
-    line = file.readline(MAX_LINE_BYTES + 1)
-    size = len(line)
-    if not size:
-        return
-    tail = line
-    while len(tail) > MAX_LINE_BYTES and not tail.endswith(b"\n"):
-        tail = file.readline(MAX_LINE_BYTES + 1)
-        size += len(tail)
-    yield size, line.rstrip(b"\n").removesuffix(b"\r")
 
 
 def _parse_json(line: bytes) -> dict[str, Any] | Reject:
