@@ -70,7 +70,9 @@ class Input(_Strict):
     label: str | None = Field(None, description="column with the true label, where known: gates int8 by accuracy")
     keep: Annotated[dict[str, KeptColumn], BeforeValidator(_kept)] = Field(default_factory=dict)
     when_missing: Literal["fail", "empty"] = "fail"
-    split_rows: int = Field(MAX_SPLIT_ROWS, strict=True, ge=1, description="most rows of a split, of Parquet input")
+    split_rows: int = Field(
+        MAX_SPLIT_ROWS, strict=True, ge=1, description="most rows of a split; about, of plain lines"
+    )
     split_mb: int = Field(MAX_SPLIT_BYTES >> 20, strict=True, ge=1, description="most uncompressed MiB of a split")
 
     @property

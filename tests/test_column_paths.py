@@ -142,8 +142,8 @@ class CountingObjects(Objects):
         super().__init__()
         self.read_bytes = 0
 
-    def get(self, uri: str, start: int = 0, stop: int | None = None, etag: str | None = None) -> bytes:
-        data = super().get(uri, start, stop, etag)
+    def get(self, uri: str, start: int = 0, stop: int | None = None, etag: str | None = None, stamp: str = "") -> bytes:
+        data = super().get(uri, start, stop, etag, stamp)
         self.read_bytes += len(data)
         return data
 

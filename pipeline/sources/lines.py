@@ -64,7 +64,7 @@ def _mean_line_bytes(objects: Objects, info: ObjectInfo) -> float:
         starts = {0}
     sampled = newlines = 0
     for start in starts:
-        block = objects.get(info.uri, start, start + _BLOCK_BYTES, info.etag)
+        block = objects.get(info.uri, start, start + _BLOCK_BYTES, info.etag, info.stamp)
         sampled += len(block)
         newlines += block.count(b"\n")
     return sampled / max(1, newlines)

@@ -94,6 +94,6 @@ def _dataset(objects: Objects, by_uri: dict[str, ObjectInfo], folder: str) -> li
 
 def _json(objects: Objects, info: ObjectInfo) -> Any:
     try:
-        return json.loads(objects.get(info.uri, etag=info.etag))
+        return json.loads(objects.get(info.uri, etag=info.etag, stamp=info.stamp))
     except ValueError as error:
         raise JobError(f"{info.uri}: not valid JSON ({error}); save the dataset again with save_to_disk") from error
