@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cores import ONE_THREAD
-from pipeline.terminal import Ds, Fresh, make_context, show
+from pipeline.terminal import Ds, Fresh, make_context, make_run_context, show
 
 app = typer.Typer(help="One step of a run, as Airflow's tasks call it; the last line of stdout is its JSON result.")
 
@@ -68,6 +68,19 @@ def infer(job: Job, ds: Ds, run: Run, index: Index = 0, of: Of = 1) -> None:
     from pipeline import steps
 
     _print(steps.infer(make_context(job, ds), run, index, of))
+
+
+@app.command(hidden=True)
+def piece(
+    run: Run,
+    shard: Annotated[int, typer.Option("--shard", min=0)],
+    start: Annotated[int, typer.Option("--start", min=0)],
+    stop: Annotated[int, typer.Option("--stop", min=0)],
+) -> None:
+    """Execute some rows of a shard that a worker died on; the worker starts it, on its core."""
+    from pipeline import steps
+
+    _print(steps.piece(make_run_context(run), run, shard, start, stop))
 
 
 @app.command()

@@ -11,6 +11,7 @@ from pipeline.errors import ConservationError, StorageError, WorkerError
 from pipeline.layout import part_object
 from pipeline.manifest import Manifest, committed
 from pipeline.publish import PartSummary, load_summary
+from pipeline.rejects import INFER_REASONS
 from pipeline.run_plan import RunPlan
 from pipeline.tokenized import load_counts
 
@@ -89,7 +90,8 @@ def _check_conservation(context: Context, plan: RunPlan, summaries: Sequence[Par
                 f"rejected; nothing was published. Please report this with {plan.uri}"
             )
     planned = sum(shard.rows for shard in plan.shards)
-    accepted = sum(summary.predicted + summary.reasons.get("nan_logits", 0) for summary in summaries)
+    found = [summary.reasons.get(reason, 0) for summary in summaries for reason in INFER_REASONS]
+    accepted = sum(summary.predicted for summary in summaries) + sum(found)
     if planned != accepted:
         raise ConservationError(f"{planned} rows were planned and {accepted} came back; nothing was published")
 

@@ -56,6 +56,11 @@ def shard_object(run_uri: str, shard: int) -> str:
     return f"{run_uri}/shards/shard-{shard:05d}.arrow"
 
 
+def shard_folder(run_uri: str, shard: int) -> str:
+    """What is known of a shard that kills processes, piece by piece; empty for every other shard. Ends in a slash."""
+    return f"{run_uri}/shards/shard-{shard:05d}/"
+
+
 def part_object(run_uri: str, table: str, split: int) -> str:
     return f"{run_uri}/{table}/part-{split:05d}.parquet"
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from pipeline.columns import OWN_COLUMNS, kept_schema, prediction_schema, reject_schema, rejects_table_schema
 from pipeline.context import Context
-from pipeline.infer import decode_logits
 from pipeline.layout import part_object, part_summary, shard_object, token_object
 from pipeline.parquet_files import parquet_bytes, read_table
-from pipeline.rejects import reject
+from pipeline.rejects import REASONS, reject
 from pipeline.run_plan import RunPlan
+from pipeline.shard_result import ShardResult
 from pipeline.shards import Place, Range
 from pipeline.snapshot import Snapshot
 from pipeline.tasks import load_task
@@ -98,6 +98,8 @@ class _SplitResult:
     truncated: NDArray[np.int64]
     shapes: NDArray[np.int64]
     """Index into the plan's shapes, per row."""
+    faults: dict[int, str]
+    """Position of a row that could not be executed -> reason code."""
 
     @classmethod
     def gather(cls, context: Context, plan: RunPlan, split: int, places: Sequence[Place]) -> _SplitResult:
@@ -117,23 +119,25 @@ class _SplitResult:
             lengths=np.zeros(rows, np.int64),
             truncated=np.zeros(rows, np.int64),
             shapes=np.zeros(rows, np.int64),
+            faults={},
         )
         for place in places:
-            logits = decode_logits(context.objects.get(shard_object(plan.uri, place.shard.index)))
-            result._place(context, plan, place.part, logits[place.start : place.stop], place.shard.shape)
+            found = ShardResult.decode(context.objects.get(shard_object(plan.uri, place.shard.index)))
+            result._place(context, plan, place.part, found.part(place.start, place.stop), place.shard.shape)
         return result
 
-    def _place(self, context: Context, plan: RunPlan, part: Range, logits: NDArray[np.float32], shape: int) -> None:
+    def _place(self, context: Context, plan: RunPlan, part: Range, found: ShardResult, shape: int) -> None:
         block = read_block(context.objects, plan.tokens_uri, self.counts, part.start, part.stop)
         positions = block.rows["position"]
-        self.logits[positions] = logits
+        self.logits[positions] = found.logits
         self.lengths[positions] = block.lengths
         self.truncated[positions] = block.rows["truncated"]
         self.shapes[positions] = shape
+        self.faults.update({int(at): fault for at, fault in zip(positions, found.faults, strict=True) if fault})
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """Rows with finite logits; the others are rejects."""
+        """Rows with finite logits; the others are rejects. A row with a fault has none."""
         return np.asarray(np.isfinite(self.logits).all(axis=1))
 
 
@@ -173,7 +177,8 @@ def _rejects(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> 
     records = [tuple(record.values()) for record in result.rejects.to_pylist()]
     for position in np.flatnonzero(~result.good):
         piece, row, row_id = (result.kept.column(index)[int(position)].as_py() for index in range(3))
-        fault = reject("infer", "nan_logits", f"row id {row_id}: NaN or infinity instead of logits", "")
+        reason = result.faults.get(int(position), "nan_logits")
+        fault = reject("infer", reason, f"row id {row_id}: {REASONS[reason]}", "")
         records.append((piece, row, fault.stage, fault.reason, fault.message, fault.payload))
     records.sort(key=lambda record: (record[0], record[1]))
     pieces = [record[0] for record in records]

@@ -14,7 +14,7 @@ from pipeline.context import Context
 from pipeline.cores import available_cores, leased_core
 from pipeline.errors import WorkerError
 from pipeline.events import EventLog, timed
-from pipeline.infer import infer_shards
+from pipeline.infer import infer_piece, infer_shards
 from pipeline.layout import shard_object
 from pipeline.manifest import committed
 from pipeline.models import job_model
@@ -121,6 +121,13 @@ def infer(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[s
         result = infer_shards(context, planned, index, of, core, log)
         fields.update(result, core=core)
     return result
+
+
+def piece(context: Context, run_uri: str, shard: int, start: int, stop: int) -> dict[str, Any]:
+    """Execute rows [start, stop) of a shard for the worker that started this process, on its core: {executions}."""
+    context, planned = _resume(context, run_uri)
+    with _run_step(context, "piece", planned, shard) as (log, _):
+        return infer_piece(context, planned, shard, start, stop, log)
 
 
 def publish(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
