@@ -1,4 +1,4 @@
-"""Rows that break the device or kill the worker, in real processes on a real runtime: they are rejects, the rest goes on."""
+"""Rows that break the device or kill the worker, in real processes: they are rejects, the rest goes on."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ BATCH = 8
 
 def night(poisoned: tuple[int, ...] = POISONED, count: int = 48) -> list[dict[str, Any]]:
     return [
-        {
-            "id": f"r{row}",
-            "text": f"a good movie [MASK] {row}" if row in poisoned else f"a bad movie {row}",
-            "group": "a",
-        }
+        {"id": f"r{row}", "text": f"a {'[MASK]' if row in poisoned else 'good'} movie {row}", "group": "a"}
         for row in range(count)
     ]
 
@@ -72,16 +68,16 @@ def tables(home: JobHome) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return read[0], read[1]
 
 
-def check_rejects(home: JobHome, reason: str) -> None:
+def check_rejects(home: JobHome, poisoned: tuple[int, ...], reason: str) -> None:
     """The poisoned rows are rejects, and all others are what they are on a device that no row breaks, to the bit."""
     predictions, rejects = tables(home)
     assert [(row["source_row"], row["stage"], row["reason"]) for row in rejects] == [
-        (row, "infer", reason) for row in POISONED
+        (row, "infer", reason) for row in poisoned
     ]
     home.run("--fresh")
     whole, none = tables(home)
     assert none == []
-    assert predictions == [row for row in whole if row["source_row"] not in POISONED]
+    assert predictions == [row for row in whole if row["source_row"] not in poisoned]
 
 
 def test_rows_that_break_the_device_are_rejects(home: JobHome) -> None:
@@ -93,26 +89,21 @@ def test_rows_that_break_the_device_are_rejects(home: JobHome) -> None:
     used = len(executions(home.folder / "log"))
     assert used <= 48 // BATCH + len(POISONED) * (2 * math.log2(BATCH) + 2)
     assert report["slot_tokens"] == used * BATCH * 32, "every executed graph is counted"
-    check_rejects(home, "device_error")
+    check_rejects(home, POISONED, "device_error")
 
 
-def test_rows_that_kill_the_worker_are_rejects(home: JobHome) -> None:
+def test_a_row_that_kills_the_worker_is_a_reject(home: JobHome) -> None:
+    put_rows(Objects().put, str(home.folder), night((11,), count=24), files=1)
     done = home.command("run", str(home.file), "--ds", DS, "--json", **fault(home, how="abort"))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["reject_reasons"] == {"worker_killed": 3}
+    assert json.loads(done.stdout)["reject_reasons"] == {"worker_killed": 1}
     processes = {line["pid"] for line in executions(home.folder / "log")}
-    assert len(processes) <= 1 + 2 + len(POISONED) * (2 * math.ceil(math.log2(48)) + 2)
-    check_rejects(home, "worker_killed")
+    assert len(processes) <= 1 + 2 + 2 * math.ceil(math.log2(24)) + 2
+    check_rejects(home, (11,), "worker_killed")
 
 
 def test_over_the_budget_of_rejects_by_the_device_nothing_is_published(home: JobHome) -> None:
-    strict = make_job(
-        home.folder,
-        Path(home.context().job.model.uri),
-        {},
-    )
-    text = home.file.read_text().replace("share: 0.1", "share: 0.05")
-    strict.file.write_text(text)
+    home.file.write_text(home.file.read_text().replace("share: 0.1", "share: 0.05"))
     done = home.command("run", str(home.file), "--ds", DS, **fault(home, how="error"))
     assert done.returncode == 3, done.stderr
     assert "3 of 48 rows were rejected (6.25%), more than the job allows" in done.stderr
@@ -131,6 +122,7 @@ def test_a_broken_device_rejects_nothing(home: JobHome) -> None:
 
 
 def test_an_airflow_task_finds_the_rows_at_its_first_retry(home: JobHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_rows(Objects().put, str(home.folder), night((11,), count=16), files=1)
     run = plan(home)
     for name, value in {**home.environment, **fault(home, how="kill")}.items():
         monkeypatch.setenv(name, value)
@@ -141,7 +133,7 @@ def test_an_airflow_task_finds_the_rows_at_its_first_retry(home: JobHome, monkey
     for step in ("publish", "commit", "report"):
         run_step(step, str(home.file), DS, "--run", run)
     predictions, rejects = tables(home)
-    assert (len(predictions), [row["reason"] for row in rejects]) == (45, ["worker_killed"] * 3)
+    assert (len(predictions), [row["reason"] for row in rejects]) == (15, ["worker_killed"])
 
 
 def plan(home: JobHome) -> str:
