@@ -54,6 +54,22 @@ def run(
     show(report, as_json, render.report_view)
 
 
+@app.command("retry-rejects")
+def retry_rejects(
+    job: JobFile,
+    ds: Ds,
+    workers: Annotated[int | None, typer.Option(min=1, max=1000, help="instead of the job's workers")] = None,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="fail instead of compiling a missing shape")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the rejects of a published night again; rows that are predicted now join the partition, in input order."""
+    from pipeline import flow, render
+
+    overrides: dict[str, Any] = {"workers": workers} if workers else {}
+    context = make_context(job, ds, **overrides, **({"compile": "never"} if no_compile else {}))
+    show(flow.run(context, job, chosen_bar(as_json), retry=True), as_json, render.report_view)
+
+
 @app.command()
 def plan(
     job: JobFile,

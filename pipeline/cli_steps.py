@@ -22,10 +22,12 @@ Run = Annotated[str, typer.Option("--run", metavar="URI")]
 Index = Annotated[int, typer.Option("--index", min=0)]
 Ordered = Annotated[bool, typer.Option("--ordered", help="also where the job says compile: never")]
 Of = Annotated[int, typer.Option("--of", min=1)]
+Retry = Annotated[bool, typer.Option("--retry-rejects", help="for the rejects of the published partition alone")]
+RetryOf = Annotated[str | None, typer.Option("--retry-of", metavar="FINGERPRINT", help="of the published run")]
 
 
 @app.command()
-def snapshot(job: Job, ds: Ds, fresh: Fresh = False) -> None:
+def snapshot(job: Job, ds: Ds, fresh: Fresh = False, retry: Retry = False) -> None:
     """List and pin the night's input; a job that may not compile has its artifacts checked first."""
     from pipeline import building, steps
 
@@ -34,23 +36,23 @@ def snapshot(job: Job, ds: Ds, fresh: Fresh = False) -> None:
         steps.forget(context)
     if context.job.compile == "never":
         building.require_frozen_artifacts(context)
-    _print(steps.snapshot(context))
+    _print(steps.snapshot(context, retry=retry))
 
 
 @app.command()
-def tokenize(job: Job, ds: Ds, snapshot: Snapshot, index: Index = 0, of: Of = 1) -> None:
+def tokenize(job: Job, ds: Ds, snapshot: Snapshot, index: Index = 0, of: Of = 1, retry_of: RetryOf = None) -> None:
     """Tokenise splits index, index + of, ..."""
     from pipeline import steps
 
-    _print(steps.tokenize(make_context(job, ds), snapshot, index, of))
+    _print(steps.tokenize(make_context(job, ds), snapshot, index, of, retry_of=retry_of))
 
 
 @app.command()
-def plan(job: Job, ds: Ds, snapshot: Snapshot) -> None:
+def plan(job: Job, ds: Ds, snapshot: Snapshot, retry_of: RetryOf = None) -> None:
     """Choose shapes and cut shards."""
     from pipeline import steps
 
-    _print(steps.plan(make_context(job, ds), snapshot))
+    _print(steps.plan(make_context(job, ds), snapshot, retry_of=retry_of))
 
 
 @app.command("compile")

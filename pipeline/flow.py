@@ -25,21 +25,28 @@ _ROUNDS_WITHOUT_PROGRESS = 2
 """A worker that dies is replaced; rounds in which no shard is finished at all are not repeated beyond this."""
 
 
-def prepare(context: Context, job_file: Path) -> dict[str, Any]:
-    """Snapshot, tokenise and plan; the plan step's result."""
-    taken = steps.snapshot(context)
-    _over_splits(context, job_file, "tokenize", ("--snapshot", taken["snapshot"]), taken["splits"])
+def prepare(context: Context, job_file: Path, *, retry: bool = False) -> dict[str, Any]:
+    """Snapshot, tokenise and plan; the plan step's result. With `retry`, the published rejects alone."""
+    taken = steps.snapshot(context, retry=retry)
+    retry_of = taken["retry_of"]
+    pinned = ("--snapshot", taken["snapshot"], *(["--retry-of", retry_of] if retry_of else []))
+    _over_splits(context, job_file, "tokenize", pinned, taken["splits"])
+    if retry:
+        return steps.plan(context, taken["snapshot"], retry_of=retry_of)
     _, model = job_model(context)
     if not wants_probe(context, job_toolchain(context, model)):
         return steps.plan(context, taken["snapshot"])
     return _children(context, job_file, "plan", [("--snapshot", taken["snapshot"])])[0]
 
 
-def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
-    """All eight steps; returns the report. Safe to call again after any failure: finished work is reused."""
+def run(context: Context, job_file: Path, bar: Bar = no_bar, *, retry: bool = False) -> dict[str, Any]:
+    """All eight steps; returns the report. Safe to call again after any failure: finished work is reused.
+
+    With `retry` they run the rejects of the published partition again and join them with it.
+    """
     if context.job.compile == "never":
         require_frozen_artifacts(context)
-    planned = prepare(context, job_file)
+    planned = prepare(context, job_file, retry=retry)
     if planned["published"]:
         context.say(f"ds={context.ds} is published already with this fingerprint; nothing to do")
     else:

@@ -18,6 +18,7 @@ from pipeline.context import Context
 from pipeline.layout import part_object, part_summary, shard_object, token_object
 from pipeline.parquet_files import parquet_bytes, read_table
 from pipeline.rejects import REASONS, reject
+from pipeline.retry import merged
 from pipeline.run_plan import RunPlan
 from pipeline.shard_result import ShardResult
 from pipeline.shards import Place, Range
@@ -55,7 +56,8 @@ def publish_split(
     except FileNotFoundError:
         pass
     rows = _SplitResult.gather(context, plan, split, places) if split < len(plan.row_offsets) else None
-    predictions = _predictions(plan, snapshot, rows)
+    new = _predictions(plan, snapshot, rows)
+    predictions = merged(context, plan, snapshot, split, new) if plan.retry_of and rows else new
     rejects = _rejects(plan, snapshot, rows)
     files = {}
     for table, content in {"predictions": predictions, "rejects": rejects}.items():
@@ -65,18 +67,27 @@ def publish_split(
         files[table] = {"rows": content.num_rows, "size_bytes": len(data), "sha256": digest}
     summary = PartSummary(
         split=split,
-        rows=rows.counts.rows if rows else 0,
+        rows=rows.counts.rows + predictions.num_rows - new.num_rows if rows else 0,
         predicted=predictions.num_rows,
         rejected=rejects.num_rows,
         reasons=dict(Counter(rejects["reason"].to_pylist())),
-        real_tokens=int(rows.lengths.sum()) if rows else 0,
-        truncated_rows=rows.counts.truncated_rows if rows else 0,
-        truncated_tokens=rows.counts.truncated_tokens if rows else 0,
+        **_tokens(plan, rows, predictions),
         files=files,
     )
     context.objects.put_new(part_summary(plan.uri, split), json.dumps(summary.to_json()).encode())
     context.say(f"publish: split {split}: {summary.predicted:,} predicted, {summary.rejected:,} rejected")
     return summary
+
+
+def _tokens(plan: RunPlan, rows: _SplitResult | None, predictions: pa.Table) -> dict[str, int]:
+    """Tokens of the accepted rows; of a retry, those of the predictions, for it knows no others."""
+    if rows is not None and plan.retry_of is None:
+        real, cut_rows, cut = int(rows.lengths.sum()), rows.counts.truncated_rows, rows.counts.truncated_tokens
+    else:
+        truncated = predictions["truncated_tokens"].to_numpy()
+        real = int(predictions["token_count"].to_numpy().sum())
+        cut_rows, cut = int((truncated > 0).sum()), int(truncated.sum())
+    return {"real_tokens": real, "truncated_rows": cut_rows, "truncated_tokens": cut}
 
 
 def load_summary(context: Context, plan: RunPlan, split: int) -> PartSummary:
