@@ -160,6 +160,7 @@ def test_schedule_params_and_docs_come_from_the_job(parsed: dict[str, Any]) -> N
     dates = berlin["params"]["partition_date"]
     assert (dates["type"], dates["format"], dates["default"]) == (["null", "string"], "date", None)
     assert berlin["params"]["fresh"]["default"] is False
+    assert berlin["params"]["retry_rejects"]["default"] is False
 
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -144,6 +144,13 @@ def test_a_retry_of_a_version_that_was_replaced_changes_nothing(home: JobHome) -
     assert published(Objects(), str(home.folder)) == before
 
 
+def step(home: JobHome, name: str, *arguments: str) -> dict[str, Any]:
+    """One step as Airflow's tasks start it."""
+    done = home.command("step", name, "--job", str(home.file), "--ds", DS, *arguments)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def test_a_killed_retry_goes_on(home: JobHome) -> None:
     """Also from a commit that had replaced the first table and not the second."""
     change(home, truncation="tail")
@@ -154,13 +161,14 @@ def test_a_killed_retry_goes_on(home: JobHome) -> None:
             process.stderr.readline()
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    context = home.context()
-    planned = flow.prepare(context, home.file, retry=True)
-    steps.compile_artifacts(context, planned["run"])
-    steps.infer(context, planned["run"])
-    steps.publish(context, planned["run"])
+    taken = step(home, "snapshot", "--retry-rejects")
+    pinned = ("--snapshot", taken["snapshot"], "--retry-of", taken["retry_of"])
+    step(home, "tokenize", *pinned)
+    run = step(home, "plan", *pinned)["run"]
+    for name in ("infer", "publish"):
+        step(home, name, "--run", run)
     first = f"{home.folder}/out/predictions/ds={DS}/part-00000.parquet"
-    context.objects.copy(part_object(planned["run"], "predictions", 0), first)
+    Objects().copy(part_object(run, "predictions", 0), first)
     report = retry(home)
     assert (report["predicted"], report["rejected"]) == (60, 1)
     merged = table(home, "predictions")
