@@ -49,12 +49,12 @@ class Isolation:
     say: Callable[[str], None]
     executions: int = 0
     deadly_rows: int = 0
+    device_tested: bool = False
 
     def run(self, rows: int) -> ShardResult:
         """Results of all rows. Raises DeviceError when the device, not a row, is at fault; other errors of a piece."""
-        self.say(f"infer: a process died on shard {self.shard}: executing it in pieces, each in a process of its own")
+        self.say(f"infer: shard {self.shard} is executed in a process of its own, in pieces where that dies")
         try:
-            self._require_device()
             return self._settle(0, rows)
         except DeviceError:
             self._forget()  # what died on a broken device says nothing about a row
@@ -111,10 +111,12 @@ class Isolation:
             self.objects.delete(marker)
             raise
         self.say(f"infer: rows {start} to {stop - 1} of shard {self.shard}: the process died ({_ending(code)})")
+        if not self.device_tested:
+            self._require_device()
         return None
 
     def _require_device(self) -> None:
-        """An empty piece loads the model and executes padding."""
+        """An empty piece loads the model and executes padding. Raises DeviceError when that fails."""
         code, _, error = self.run_piece(0, 0)
         if error is not None:
             raise error
@@ -123,6 +125,7 @@ class Isolation:
                 f"the process dies ({_ending(code)}) without executing any row: the device, the model or the memory of "
                 "this host is at fault, and no row was rejected for it. Look after it, then run again"
             )
+        self.device_tested = True
 
     def _found(self, start: int, stop: int) -> ShardResult | None:
         try:

@@ -42,8 +42,7 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
     else:
         shape_plan, drift = retry_shape_plan(context, toolchain, counts, retry_of), None
         offsets = tuple(map(tuple, base_version(context, retry_of).origin["row_offsets"]))
-    artifacts = tuple(toolchain.spec(shape).key for shape in shape_plan.shapes)
-    shards = tuple(cut_shards(splits, shape_plan))
+    artifacts, shards = tuple(toolchain.spec(s).key for s in shape_plan.shapes), tuple(cut_shards(splits, shape_plan))
     plan = RunPlan(
         fingerprint=digest(_identity(context, snapshot, toolchain, artifacts, shards, retry_of)),
         job=context.job,

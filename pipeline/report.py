@@ -14,6 +14,7 @@ from compile.shapes import ShapePlan
 from pipeline.context import Context
 from pipeline.event_tally import EventTally, ShardEvent
 from pipeline.events import read_events, union_seconds
+from pipeline.layout import snapshot_events_folder
 from pipeline.manifest import Manifest
 from pipeline.parquet_files import parquet_bytes
 from pipeline.run_plan import RunPlan
@@ -60,7 +61,6 @@ def make_report(plan: RunPlan, manifest: Manifest, tally: EventTally, shape_plan
         "shapes": _shapes(plan, shape_plan, shards),
         "price_per_hour": price,
         "cost": cost,
-        "retries": [],
         "cost_per_million_rows": cost / manifest.predicted * 1e6 if cost is not None and manifest.predicted else None,
     }
 
@@ -82,7 +82,7 @@ def write_report(context: Context, plan: RunPlan, manifest: Manifest, before: di
     A partition whose rejects were run again keeps the figures of its first run, with today's counts of rows and tokens;
     what each retry took is listed beside them.
     """
-    report = _run_report(context, plan, manifest)
+    report = _run_report(context, plan, manifest) | {"retries": []}
     if before is not None and plan.retry_of == before["fingerprint"]:
         counts = {name: report[name] for name in _COUNTS}
         report = before | counts | {"retries": [*before["retries"], _retry(plan, report)]}
@@ -107,8 +107,7 @@ def _retry(plan: RunPlan, report: dict[str, Any]) -> dict[str, Any]:
 
 def _run_report(context: Context, plan: RunPlan, manifest: Manifest) -> dict[str, Any]:
     """One run's report."""
-    snapshot_events = plan.snapshot_uri.removesuffix(".json") + "/events/"
-    logs = (snapshot_events, f"{plan.uri}/events/")
+    logs = (snapshot_events_folder(plan.snapshot_uri, plan.retry_of), f"{plan.uri}/events/")
     tally = EventTally(chain.from_iterable(read_events(context.objects, log) for log in logs))
     costs = job_toolchain(context, plan.model).costs()
     return make_report(plan, manifest, tally, make_plan(plan.shape_plan.shapes, costs))

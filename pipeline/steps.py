@@ -15,7 +15,7 @@ from pipeline.cores import available_cores, leased_core
 from pipeline.errors import WorkerError
 from pipeline.events import EventLog, timed
 from pipeline.infer import infer_piece, infer_shards
-from pipeline.layout import shard_object
+from pipeline.layout import shard_object, snapshot_events_folder
 from pipeline.manifest import committed
 from pipeline.models import job_model
 from pipeline.planning import plan_run
@@ -31,10 +31,15 @@ from pipeline.tokenizer import Tokenizer
 
 @contextmanager
 def _snapshot_step(
-    context: Context, step: str, uri: str, index: int = 0, started: float | None = None
+    context: Context,
+    step: str,
+    uri: str,
+    retry_of: str | None,
+    index: int = 0,
+    started: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Events before the run has a fingerprint lie beside the snapshot."""
-    log = EventLog(context.objects, uri.removesuffix(".json") + "/events/", step=step, index=index)
+    log = EventLog(context.objects, snapshot_events_folder(uri, retry_of), step=step, index=index)
     with timed(log, step, started) as fields:
         yield fields
 
@@ -60,9 +65,9 @@ def snapshot(context: Context, *, retry: bool = False) -> dict[str, Any]:
     started = time.time()
     uri, taken = take_snapshot(context)
     # Where its event goes is known only now: the folder is named by what was found.
-    with _snapshot_step(context, "snapshot", uri, started=started):
+    retry_of = retriable(context, taken).fingerprint if retry else None
+    with _snapshot_step(context, "snapshot", uri, retry_of, started=started):
         size = sum(info.size_bytes for info in taken.objects)
-        retry_of = retriable(context, taken).fingerprint if retry else None
     return {
         "snapshot": uri,
         "splits": len(taken.splits),
@@ -78,7 +83,7 @@ def tokenize(
 ) -> dict[str, Any]:
     """Tokenise splits index, index + of, ...: {rows, rejects}. With `retry_of`, that published run's rejects alone."""
     taken = load_snapshot(context.objects, snapshot_uri)
-    with _snapshot_step(context, "tokenize", snapshot_uri, index) as fields:
+    with _snapshot_step(context, "tokenize", snapshot_uri, retry_of, index) as fields:
         folder, model = job_model(context)
         tokenizer = Tokenizer(folder, context.job.max_length, context.job.truncation)
         tokens_uri = context.layout.tokens(context.ds, tokens_key(context, taken, model, retry_of))
@@ -94,7 +99,7 @@ def tokenize(
 def plan(context: Context, snapshot_uri: str, *, retry_of: str | None = None) -> dict[str, Any]:
     """Plan the run: {run, fingerprint, shards, shapes, missing, parts, workers, published}."""
     taken: Snapshot = load_snapshot(context.objects, snapshot_uri)
-    with _snapshot_step(context, "plan", snapshot_uri):
+    with _snapshot_step(context, "plan", snapshot_uri, retry_of):
         planned = plan_run(context, snapshot_uri, taken, retry_of)
     return {
         "run": planned.uri,

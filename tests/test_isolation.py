@@ -69,6 +69,12 @@ def test_a_kill_from_outside_makes_no_reject(tmp_path: Path) -> None:
     check(Host(tmp_path, set(), before).isolation().run(9), 9, set())
 
 
+def test_a_shard_that_kills_nothing_costs_one_process(tmp_path: Path) -> None:
+    host = Host(tmp_path, set())
+    check(host.isolation().run(100), 100, set())
+    assert host.starts == 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_it_goes_on_where_a_lost_host_left_it(tmp_path: Path, seed: int) -> None:
     """The whole host goes, supervisor included, at every third start; even a row that always takes it down is found."""
@@ -95,13 +101,13 @@ def test_a_broken_device_is_named_at_once_and_leaves_nothing_behind(tmp_path: Pa
     host = Host(tmp_path, set(), lambda *_: -11)
     with pytest.raises(DeviceError, match=r"dies \(signal 11\) without executing any row"):
         host.isolation().run(100)
-    assert host.starts == 1
+    assert host.starts == 2
     assert Objects().list(host.uri) == []
     check(Host(tmp_path, set()).isolation().run(100), 100, set())
 
 
 def test_a_device_that_breaks_while_a_row_is_alone_blames_no_row(tmp_path: Path) -> None:
-    host = Host(tmp_path, {5}, lambda number, start, stop: -6 if number > 4 else 0)
+    host = Host(tmp_path, {5}, lambda number, start, stop: -6 if number > 8 else 0)
     with pytest.raises(DeviceError):
         host.isolation().run(16)
     assert Objects().list(host.uri) == []
