@@ -136,7 +136,7 @@ def test_a_retry_of_a_version_that_was_replaced_changes_nothing(home: JobHome) -
     context = changed(home, truncation="head")
     taken = steps.snapshot(context, retry=True)
     assert taken["retry_of"]
-    change(home, max_length=24, shapes=["8x24"])
+    change(home, truncation="tail")
     home.run()
     before = published(Objects(), str(home.folder))
     with pytest.raises(StorageError, match="was published anew since this retry"):
@@ -178,7 +178,7 @@ def test_a_killed_retry_goes_on(home: JobHome) -> None:
 
 
 def test_rejects_of_several_parts(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One object in three splits, one of them without a reject, and small objects that share a fourth."""
+    """One object in three splits, the second of them without a reject, the third with two small objects beside it."""
     monkeypatch.setattr(splits.gather, "__defaults__", (splits.MAX_SPLIT_BYTES, 30))
     home = make_job(tmp_path, tiny_model, input={"keep": {}})
     source = night(60)
@@ -190,7 +190,7 @@ def test_rejects_of_several_parts(tmp_path: Path, tiny_model: Path, monkeypatch:
     for name in ("LENGTHWISE_CACHE", "LENGTHWISE_LOCK_DIR"):
         monkeypatch.setenv(name, home.environment[name])
     assert flow.run(home.context(), home.file)["rejected"] == 5
-    assert len(list((tmp_path / f"out/predictions/ds={DS}").iterdir())) == 4
+    assert len(list((tmp_path / f"out/predictions/ds={DS}").iterdir())) == 3
     context = changed(home, truncation="head_tail")
     report = flow.run(context, home.file, retry=True)
     assert (report["predicted"], report["rejected"], report["truncated_rows"]) == (68, 0, 5)
