@@ -129,4 +129,4 @@ def _within(row_offsets: Sequence[Sequence[int]], snapshot: Snapshot, split: int
             stop = later.get(piece.object)
             rows = row >= offset if stop is None else (row >= offset) & (row < stop)
             wanted = wanted | ((uri == name) & rows)
-    return wanted | uri.isin(whole)
+    return wanted | uri.isin(pa.array(whole, pa.string()))
