@@ -98,7 +98,7 @@ def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     assert not set(HEAVY) & set(parsed["modules"])
     assert parsed["pipeline"] == sorted(
         ["compile", "compile.shapes", "compile.toolchains", "pipeline"]
-        + [f"pipeline.{name}" for name in ("airflow_task", "errors", "job", "job_folder", "processes")]
+        + [f"pipeline.{name}" for name in ("airflow_task", "errors", "job", "job_folder", "processes", "splits")]
     )
 
 
