@@ -43,6 +43,12 @@ PARAMS = {
         title="Start over",
         description="Forget the finished work of this night, which a run otherwise goes on from.",
     ),
+    "retry_rejects": Param(
+        False,
+        type="boolean",
+        title="Only the rejects",
+        description="Run the rejects of the published night again, and join what is predicted now with it.",
+    ),
 }
 DOC = """{description}
 
@@ -70,8 +76,14 @@ Part = dict[str, Any]
 def part_step(step: str, file: str, part: Part, kind: str) -> Part:
     """Run a mapped step, which the grid shows as for example `worker 1 of 2` (see map_index_template)."""
     cast("dict[str, Any]", get_current_context())["part"] = f"{kind} {part['index'] + 1} of {part['of']}"
-    pinned = ("--run", part["run"]) if "run" in part else ("--snapshot", part["snapshot"])
+    pinned = ("--run", part["run"]) if "run" in part else from_snapshot(part)
     return run_step(step, file, part["ds"], *pinned, "--index", str(part["index"]), "--of", str(part["of"]))
+
+
+def from_snapshot(part: Part) -> tuple[str, ...]:
+    """What a step before the plan is told: the pinned input, and of which published run only the rejects are wanted."""
+    retry_of = part["retry_of"]
+    return ("--snapshot", part["snapshot"], *(("--retry-of", retry_of) if retry_of else ()))
 
 
 def run_wide_step(step: str, file: str, workers: list[Part]) -> Part:
@@ -85,9 +97,10 @@ def snapshot(file: str, timezone: str, **context: Any) -> list[Part]:
     ds = partition_date(
         params["partition_date"], run.partition_key, run.data_interval_start, run.run_after, ZoneInfo(timezone)
     )
-    pinned = run_step("snapshot", file, ds, *(["--fresh"] if params["fresh"] else []))
+    options = {"--fresh": params["fresh"], "--retry-rejects": params["retry_rejects"]}
+    pinned = run_step("snapshot", file, ds, *(option for option, wanted in options.items() if wanted))
     parts = fan_out(min(pinned["workers"], pinned["splits"]))
-    return [part | {"ds": ds, "snapshot": pinned["snapshot"]} for part in parts]
+    return [part | {"ds": ds, "snapshot": pinned["snapshot"], "retry_of": pinned["retry_of"]} for part in parts]
 
 
 @task(map_index_template="{{ part }}", multiple_outputs=False)
@@ -99,7 +112,7 @@ def tokenize(file: str, part: Part) -> Part:
 def plan(file: str, parts: list[Part]) -> list[Part]:
     """One entry per worker: the compile step is mapped over them, too, each building its share of the shapes."""
     ds = parts[0]["ds"]
-    made = run_step("plan", file, ds, "--snapshot", parts[0]["snapshot"])
+    made = run_step("plan", file, ds, *from_snapshot(parts[0]))
     return [part | {"ds": ds, "run": made["run"]} for part in fan_out(made["workers"])]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -10,16 +10,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pipeline import cli_artifacts, cli_steps
-from pipeline.processes import die_with_parent
+from pipeline.processes import PARENT_VARIABLE, die_with_parent
+from pipeline.stopping import end_on_signals
 from pipeline.terminal import Ds, Fresh, JobFile, Json, chosen_bar, make_context, say, show
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 unexpected error; 2 the job file or an argument is wrong; 3 the data broke the reject budget;
 4 an artifact is missing or unfit; 5 the object store; 6 a worker died or the device failed; 7 rows in and out do not
-add up; 130 interrupted (run again to continue).
+add up; 130 interrupted, 143 terminated (run again to continue).
 """
 
-_INTERRUPTED = 130
+_STOPPED = {130: "interrupted", 143: "terminated"}
 
 app = typer.Typer(
     name="lengthwise",
@@ -51,6 +52,22 @@ def run(
         steps.forget(context)
     report = flow.run(context, job, chosen_bar(as_json))
     show(report, as_json, render.report_view)
+
+
+@app.command("retry-rejects")
+def retry_rejects(
+    job: JobFile,
+    ds: Ds,
+    workers: Annotated[int | None, typer.Option(min=1, max=1000, help="instead of the job's workers")] = None,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="fail instead of compiling a missing shape")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the rejects of a published night again; rows that are predicted now join the partition, in input order."""
+    from pipeline import flow, render
+
+    overrides: dict[str, Any] = {"workers": workers} if workers else {}
+    context = make_context(job, ds, **overrides, **({"compile": "never"} if no_compile else {}))
+    show(flow.run(context, job, chosen_bar(as_json), retry=True), as_json, render.report_view)
 
 
 @app.command()
@@ -116,20 +133,15 @@ def doctor(as_json: Json = False) -> None:
     show(examine(), as_json, render.doctor_view)
 
 
-def _terminated(number: int, frame: object) -> NoReturn:
-    del frame
-    sys.exit(128 + number)
-
-
 def main() -> NoReturn:
     """Run the command; turn the errors a user can act on into a message and an exit code."""
     die_with_parent()
-    signal.signal(signal.SIGTERM, _terminated)
+    end_on_signals()
     try:
         app()
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED:  # typer has turned the KeyboardInterrupt into this
-            _fail("interrupted; what is finished is kept, run the same command to continue", _INTERRUPTED)
+        if ended.code in _STOPPED and PARENT_VARIABLE not in os.environ:  # typer turns a KeyboardInterrupt into it, too
+            _fail(f"{_STOPPED[ended.code]}; what is finished is kept, run the same command to continue", ended.code)
         raise
     except Exception as error:
         known = _exit_code(error)

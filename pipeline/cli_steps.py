@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cores import ONE_THREAD
-from pipeline.terminal import Ds, Fresh, make_context, show
+from pipeline.terminal import Ds, Fresh, make_context, make_run_context, show
 
 app = typer.Typer(help="One step of a run, as Airflow's tasks call it; the last line of stdout is its JSON result.")
 
@@ -22,10 +22,12 @@ Run = Annotated[str, typer.Option("--run", metavar="URI")]
 Index = Annotated[int, typer.Option("--index", min=0)]
 Ordered = Annotated[bool, typer.Option("--ordered", help="also where the job says compile: never")]
 Of = Annotated[int, typer.Option("--of", min=1)]
+Retry = Annotated[bool, typer.Option("--retry-rejects", help="for the rejects of the published partition alone")]
+RetryOf = Annotated[str | None, typer.Option("--retry-of", metavar="FINGERPRINT", help="of the published run")]
 
 
 @app.command()
-def snapshot(job: Job, ds: Ds, fresh: Fresh = False) -> None:
+def snapshot(job: Job, ds: Ds, fresh: Fresh = False, retry: Retry = False) -> None:
     """List and pin the night's input; a job that may not compile has its artifacts checked first."""
     from pipeline import building, steps
 
@@ -34,23 +36,23 @@ def snapshot(job: Job, ds: Ds, fresh: Fresh = False) -> None:
         steps.forget(context)
     if context.job.compile == "never":
         building.require_frozen_artifacts(context)
-    _print(steps.snapshot(context))
+    _print(steps.snapshot(context, retry=retry))
 
 
 @app.command()
-def tokenize(job: Job, ds: Ds, snapshot: Snapshot, index: Index = 0, of: Of = 1) -> None:
+def tokenize(job: Job, ds: Ds, snapshot: Snapshot, index: Index = 0, of: Of = 1, retry_of: RetryOf = None) -> None:
     """Tokenise splits index, index + of, ..."""
     from pipeline import steps
 
-    _print(steps.tokenize(make_context(job, ds), snapshot, index, of))
+    _print(steps.tokenize(make_context(job, ds), snapshot, index, of, retry_of=retry_of))
 
 
 @app.command()
-def plan(job: Job, ds: Ds, snapshot: Snapshot) -> None:
+def plan(job: Job, ds: Ds, snapshot: Snapshot, retry_of: RetryOf = None) -> None:
     """Choose shapes and cut shards."""
     from pipeline import steps
 
-    _print(steps.plan(make_context(job, ds), snapshot))
+    _print(steps.plan(make_context(job, ds), snapshot, retry_of=retry_of))
 
 
 @app.command("compile")
@@ -68,6 +70,19 @@ def infer(job: Job, ds: Ds, run: Run, index: Index = 0, of: Of = 1) -> None:
     from pipeline import steps
 
     _print(steps.infer(make_context(job, ds), run, index, of))
+
+
+@app.command(hidden=True)
+def piece(
+    run: Run,
+    shard: Annotated[int, typer.Option("--shard", min=0)],
+    start: Annotated[int, typer.Option("--start", min=0)],
+    stop: Annotated[int, typer.Option("--stop", min=0)],
+) -> None:
+    """Execute some rows of a shard that a worker died on; the worker starts it, on its core."""
+    from pipeline import steps
+
+    _print(steps.piece(make_run_context(run), run, shard, start, stop))
 
 
 @app.command()

@@ -11,7 +11,10 @@ from pipeline.errors import ConservationError, StorageError, WorkerError
 from pipeline.layout import part_object
 from pipeline.manifest import Manifest, committed
 from pipeline.publish import PartSummary, load_summary
+from pipeline.rejects import INFER_REASONS
+from pipeline.retry import base_version, origin
 from pipeline.run_plan import RunPlan
+from pipeline.snapshot import load_snapshot
 from pipeline.tokenized import load_counts
 
 TABLES = ("predictions", "rejects")
@@ -20,7 +23,7 @@ TABLES = ("predictions", "rejects")
 def is_published(context: Context, plan: RunPlan) -> bool:
     """Whether readers see exactly this run: same fingerprint, and every part is there with its size."""
     manifest = committed(context)
-    if manifest is None or manifest.fingerprint != plan.fingerprint:
+    if manifest is None or not manifest.holds(plan.fingerprint):
         return False
     return all(
         {(part["name"], part["size_bytes"]) for part in manifest.files[table]} == _present(context, table)
@@ -44,12 +47,17 @@ def commit_run(context: Context, plan: RunPlan) -> Manifest:
         manifest = committed(context)
         assert manifest is not None
         return manifest
-    summaries = [_summary(context, plan, split) for split in range(plan.parts)]
-    _check_conservation(context, plan, summaries)
-    rows = sum(summary.rows for summary in summaries)
-    check_budget(plan.job.reject_budget, rows, [summary.reasons for summary in summaries])
-    manifest = _manifest(plan, summaries)
     etag = _manifest_etag(context)
+    base = base_version(context, plan.retry_of) if plan.retry_of else None
+    summaries = [_summary(context, plan, split) for split in range(plan.parts)]
+    _check_conservation(context, plan, summaries, base)
+    rows = sum(summary.rows for summary in summaries)
+    if base is None:
+        check_budget(plan.job.reject_budget, rows, [summary.reasons for summary in summaries])
+    manifest = _manifest(context, plan, summaries, base)
+    if base is not None and manifest.predicted == base.predicted:
+        context.say(f"commit: ds={context.ds}: none of {base.rejected:,} rejects was predicted; nothing was changed")
+        return base
     for table in TABLES:
         for summary, part in zip(summaries, manifest.files[table], strict=True):
             source = part_object(plan.uri, table, summary.split)
@@ -80,21 +88,30 @@ def _summary(context: Context, plan: RunPlan, split: int) -> PartSummary:
         raise WorkerError(f"split {split} of run {plan.fingerprint} is not published; run the publish step") from None
 
 
-def _check_conservation(context: Context, plan: RunPlan, summaries: Sequence[PartSummary]) -> None:
+def _check_conservation(
+    context: Context, plan: RunPlan, summaries: Sequence[PartSummary], base: Manifest | None
+) -> None:
+    """A retry has read rejects alone: what it keeps of the published version `base` is counted as a whole."""
     for summary in summaries:
         read = load_counts(context.objects, plan.tokens_uri, summary.split).rows if plan.row_offsets else 0
+        if base is not None:
+            read = summary.rows
         if not read == summary.rows == summary.predicted + summary.rejected:
             raise ConservationError(
                 f"split {summary.split}: {read} rows were read, {summary.predicted} predicted and {summary.rejected} "
                 f"rejected; nothing was published. Please report this with {plan.uri}"
             )
     planned = sum(shard.rows for shard in plan.shards)
-    accepted = sum(summary.predicted + summary.reasons.get("nan_logits", 0) for summary in summaries)
+    found = [summary.reasons.get(reason, 0) for summary in summaries for reason in INFER_REASONS]
+    accepted = sum(summary.predicted for summary in summaries) + sum(found) - (base.predicted if base else 0)
     if planned != accepted:
         raise ConservationError(f"{planned} rows were planned and {accepted} came back; nothing was published")
+    rows = sum(summary.rows for summary in summaries)
+    if base is not None and rows != base.rows:
+        raise ConservationError(f"{base.rows} rows were published and {rows} would be; nothing was changed")
 
 
-def _manifest(plan: RunPlan, summaries: Sequence[PartSummary]) -> Manifest:
+def _manifest(context: Context, plan: RunPlan, summaries: Sequence[PartSummary], base: Manifest | None) -> Manifest:
     reasons: dict[str, int] = {}
     for summary in summaries:
         for reason, count in summary.reasons.items():
@@ -111,6 +128,8 @@ def _manifest(plan: RunPlan, summaries: Sequence[PartSummary]) -> Manifest:
         truncated_rows=sum(summary.truncated_rows for summary in summaries),
         truncated_tokens=sum(summary.truncated_tokens for summary in summaries),
         files=files,
+        origin=origin(plan, load_snapshot(context.objects, plan.snapshot_uri)),
+        retried=(*base.retried, base.fingerprint) if base else (),
     )
 
 

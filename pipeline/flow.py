@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compile.errors import ArtifactError
 from pipeline import steps
 from pipeline.building import discard_damaged_artifacts, missing_shapes, require_frozen_artifacts
+from pipeline.child_errors import child_error
 from pipeline.context import Context
 from pipeline.cores import available_cores
-from pipeline.errors import JobError, LengthwiseError, WorkerError
+from pipeline.errors import JobError
 from pipeline.layout import shard_object
 from pipeline.models import job_model
 from pipeline.probing import wants_probe
@@ -24,21 +25,28 @@ _ROUNDS_WITHOUT_PROGRESS = 2
 """A worker that dies is replaced; rounds in which no shard is finished at all are not repeated beyond this."""
 
 
-def prepare(context: Context, job_file: Path) -> dict[str, Any]:
-    """Snapshot, tokenise and plan; the plan step's result."""
-    taken = steps.snapshot(context)
-    _over_splits(context, job_file, "tokenize", ("--snapshot", taken["snapshot"]), taken["splits"])
+def prepare(context: Context, job_file: Path, *, retry: bool = False) -> dict[str, Any]:
+    """Snapshot, tokenise and plan; the plan step's result. With `retry`, the published rejects alone."""
+    taken = steps.snapshot(context, retry=retry)
+    retry_of = taken["retry_of"]
+    pinned = ("--snapshot", taken["snapshot"], *(["--retry-of", retry_of] if retry_of else []))
+    _over_splits(context, job_file, "tokenize", pinned, taken["splits"])
+    if retry:
+        return steps.plan(context, taken["snapshot"], retry_of=retry_of)
     _, model = job_model(context)
     if not wants_probe(context, job_toolchain(context, model)):
         return steps.plan(context, taken["snapshot"])
     return _children(context, job_file, "plan", [("--snapshot", taken["snapshot"])])[0]
 
 
-def run(context: Context, job_file: Path, bar: Bar = no_bar) -> dict[str, Any]:
-    """All eight steps; returns the report. Safe to call again after any failure: finished work is reused."""
+def run(context: Context, job_file: Path, bar: Bar = no_bar, *, retry: bool = False) -> dict[str, Any]:
+    """All eight steps; returns the report. Safe to call again after any failure: finished work is reused.
+
+    With `retry` they run the rejects of the published partition again and join them with it.
+    """
     if context.job.compile == "never":
         require_frozen_artifacts(context)
-    planned = prepare(context, job_file)
+    planned = prepare(context, job_file, retry=retry)
     if planned["published"]:
         context.say(f"ds={context.ds} is published already with this fingerprint; nothing to do")
     else:
@@ -88,7 +96,7 @@ def _children(
     ended = _wait_all(processes)
     for code, _, process in ended:
         if code:
-            raise _child_error(step, code, process)
+            raise child_error(step, code, process)
     return [result for _, result, _ in ended]
 
 
@@ -97,25 +105,35 @@ def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> 
     planned = load_run(context.objects, run_uri)
     missing = _missing(context, run_uri)
     fruitless = 0
-    with bar(sum(planned.shards[index].rows for index in missing)) as advance:
+    with bar(sum(planned.shards[index].rows for index in missing)) as advance, _stop_told(context, job_file, run_uri):
         while missing:
             count = min(context.workers, len(missing))
+            shares = [("--run", run_uri, "--index", str(index), "--of", str(count)) for index in range(count)]
             processes = [
-                StepProcess(
-                    _arguments(context, job_file, "infer", "--run", run_uri, "--index", str(index), "--of", str(count)),
-                    context.say,
-                    advance,
-                )
-                for index in range(count)
+                StepProcess(_arguments(context, job_file, "infer", *share), context.say, advance) for share in shares
             ]
             failures = [(code, process) for code, _, process in _wait_all(processes) if code]
             before, missing = missing, _missing(context, run_uri)
             fruitless = fruitless + 1 if len(missing) == len(before) else 0
             if missing and (fruitless >= _ROUNDS_WITHOUT_PROGRESS or _final(failures)):
                 code, process = failures[0] if failures else (1, processes[0])
-                raise _child_error("infer", code, process, f"{len(missing)} shards are left; ")
+                raise child_error("infer", code, process, f"{len(missing)} shards are left; ")
             if missing:
                 context.say(f"infer: a worker ended early; {len(missing)} shards are left, starting again")
+
+
+@contextmanager
+def _stop_told(context: Context, job_file: Path, run_uri: str) -> Iterator[None]:
+    """Who stops the workers is told what they leave to the next run."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        left, shards = len(_missing(context, run_uri)), len(load_run(context.objects, run_uri).shards)
+        context.say(
+            f"infer: {shards - left} of {shards} shards are finished and kept; "
+            f"lengthwise run {job_file} --ds {context.ds} does the other {left}"
+        )
+        raise
 
 
 def _wait_all(processes: list[StepProcess]) -> list[tuple[int, dict[str, Any], StepProcess]]:
@@ -123,6 +141,8 @@ def _wait_all(processes: list[StepProcess]) -> list[tuple[int, dict[str, Any], S
     try:
         return [(*process.wait(), process) for process in processes]
     except BaseException:
+        for process in processes:  # all of them first, so that they end together
+            process.ask_to_end()
         for process in processes:
             process.stop()
         raise
@@ -141,16 +161,3 @@ def _missing(context: Context, run_uri: str) -> list[int]:
 
 def _arguments(context: Context, job_file: Path, step: str, *arguments: str) -> list[str]:
     return [step, "--job", str(job_file), "--ds", context.ds, *arguments]
-
-
-def _child_error(step: str, code: int, process: StepProcess, detail: str = "") -> LengthwiseError | ArtifactError:
-    """The child's own error, as the type that its exit code stands for."""
-    told = [line.removeprefix("error: ") for line in process.errors if line.startswith("error: ")]
-    message = "\n".join(told) or "\n".join(list(process.errors)[-5:]) or f"exit code {code}"
-    if code == 4:
-        return ArtifactError(message)
-    for kind in LengthwiseError.__subclasses__():
-        if kind.exit_code == code:
-            return kind(message)
-    ended = f"was ended by signal {-code} (9 is often: out of memory)" if code < 0 else f"failed with exit code {code}"
-    return WorkerError(f"the {step} step {ended}; {detail}what is finished is kept, run again.\n{message}")

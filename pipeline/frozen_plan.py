@@ -67,6 +67,19 @@ def tonights_shape_plan(
     return frozen, _drift_json(drift, replaced=False)
 
 
+def retry_shape_plan(context: Context, toolchain: Toolchain, counts: NDArray[np.int64], retry_of: str) -> ShapePlan:
+    """The job's frozen plan; where it has none, because its lengths changed, one that is kept for this retry alone.
+
+    A plan for whole nights is not made from the lengths of a few rejects.
+    """
+    frozen = read_frozen_plan(context, toolchain)
+    if frozen is None:
+        uri = context.layout.shape_plan(digest([plan_uri(context, toolchain), retry_of]))
+        context.objects.put_new(uri, _encoded(_new_plan(context, toolchain, counts)))
+        frozen = ShapePlan.from_json(json.loads(context.objects.get(uri)))
+    return frozen
+
+
 def _new_plan(context: Context, toolchain: Toolchain, counts: NDArray[np.int64]) -> ShapePlan:
     job, costs = context.job, toolchain.costs()
     if job.shapes:

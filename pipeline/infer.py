@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
-from compile.batches import batch_flat
 from compile.compilations import compilations
-from compile.errors import ArtifactError
+from compile.errors import ArtifactError, DeviceError
 from compile.targets import Executable
 from pipeline.context import Context
 from pipeline.cores import lock_dir, try_lock
 from pipeline.events import EventLog
+from pipeline.execution import Executor, Health
+from pipeline.isolation import Isolation, piece_object, suspects
 from pipeline.layout import shard_object
+from pipeline.pieces import run_piece
 from pipeline.run_plan import RunPlan
+from pipeline.shard_result import ShardResult
 from pipeline.shards import Shard, assign
+from pipeline.stopping import finished_first
 from pipeline.tokenized import SplitCounts, TokenBlock, load_counts, read_block
 from pipeline.toolchain import Toolchain, job_toolchain
 
@@ -33,58 +38,119 @@ class Worker:
     toolchain: Toolchain
     log: EventLog
     core: int
+    health: Health = field(default_factory=Health)
     counts: dict[int, SplitCounts] = field(default_factory=dict)
     loaded: Executable | None = None
     shards: int = 0
     rows: int = 0
+    suspects: set[int] = field(default_factory=set)
+    """Shards that somebody was isolating when this worker began."""
+    careful: bool = False
+    """A row was found that kills its process: no shard of this run is executed in this one any more."""
 
     def run(self, index: int, of: int) -> None:
         """Do the shards of worker `index`, then what other workers have left; returns when its own are all done."""
         lists = assign(self.plan.shards, self.plan.shape_plan, of)
         own = lists[index]
         others = [shard for other in (*lists[index + 1 :], *lists[:index]) for shard in reversed(other)]
-        done = self._done()
-        for number in (*own, *others):
+        present = self.context.objects.list(f"{self.plan.uri}/shards/")
+        self.suspects = suspects(self.plan.uri, present)
+        done = {shard.index for shard in self.plan.shards if shard_object(self.plan.uri, shard.index) in present}
+        # A suspect of another worker may be in the hands of another host, which no lock here tells.
+        for number in (*own, *(other for other in others if other not in self.suspects)):
             if number not in done:
                 self._attempt(self.plan.shards[number], wait=False)
         for number in own:  # another worker of this host took one and may have died with it
             self._attempt(self.plan.shards[number], wait=True)
 
-    def _done(self) -> set[int]:
-        present = set(self.context.objects.list(f"{self.plan.uri}/shards/"))
-        return {shard.index for shard in self.plan.shards if shard_object(self.plan.uri, shard.index) in present}
-
     def _attempt(self, shard: Shard, wait: bool) -> None:
         uri = shard_object(self.plan.uri, shard.index)
         lock = lock_dir() / "shards" / self.plan.fingerprint / f"{shard.index}.lock"
-        if not self.context.objects.exists(uri):
-            with try_lock(lock, wait) as held:
-                if held and not self.context.objects.exists(uri):
+        trace = lock.with_suffix(".begun")
+        if self.context.objects.exists(uri):
+            return
+        with try_lock(lock, wait) as held:
+            if not held or self.context.objects.exists(uri):
+                return
+            if self.careful or trace.exists() or shard.index in self.suspects:
+                self._isolate(shard, uri)
+                trace.unlink(missing_ok=True)
+            else:
+                with finished_first(), _traced(trace):
                     self._infer(shard, uri)
 
     def _infer(self, shard: Shard, uri: str) -> None:
         started = time.time()
-        executable = self._load(shard)
+        executor = self.executor(shard, self.say_fault(shard))
         loaded = time.time()
-        block = self._read(shard)
+        block = self.read(shard)
         read, cpu = time.time(), time.process_time()
-        logits = np.concatenate(list(run_batches(executable, block, self.plan.model.pad_token_id)))
+        result = executor.run(block)
         executed, cpu = time.time(), time.process_time() - cpu
-        created = self.context.objects.put_new(uri, encode_logits(logits))
+        self._store(
+            shard, uri, result, block, executor.executions, started,
+            load_s=loaded - started, read_s=read - loaded, execute_s=executed - read, cpu_s=cpu,
+        )  # fmt: skip
+
+    def _isolate(self, shard: Shard, uri: str) -> None:
+        """Execute a shard that somebody died on in processes of their own; this one lets its model go first."""
+        self.loaded = None
+        started = time.time()
+        block = self.read(shard)
+        labels = max(1, len(self.plan.model.labels))
+        isolation = Isolation(
+            self.context.objects, self.plan.uri, shard.index, labels, self.health,
+            lambda start, stop: run_piece(self.plan.uri, shard.index, start, stop, self.context.say), self.context.say,
+        )  # fmt: skip
+        read = time.time()
+        result = isolation.run(shard.rows)
+        self.careful = self.careful or isolation.deadly_rows > 0
+        self._store(
+            shard, uri, result, block, isolation.executions, started,
+            load_s=0.0, read_s=read - started, execute_s=time.time() - read, cpu_s=0.0,
+        )  # fmt: skip
+
+    def _store(
+        self,
+        shard: Shard,
+        uri: str,
+        result: ShardResult,
+        block: TokenBlock,
+        batches: int,
+        started: float,
+        **spent: float,
+    ) -> None:
+        stored = time.time()
+        created = self.context.objects.put_new(uri, result.encode())
         ended = time.time()
         self.shards += 1
         self.rows += shard.rows
-        shape = executable.shape
-        batches = -(-shard.rows // shape.batch)
+        shape = self.plan.shape_plan.shapes[shard.shape]
         self.log.write(
             "shard", started, ended, core=self.core, shard=shard.index, shape=str(shape), rows=shard.rows,
             batches=batches, slot_tokens=batches * shape.slot_tokens, real_tokens=int(block.lengths.sum()),
-            load_s=loaded - started, read_s=read - loaded, execute_s=executed - read, cpu_s=cpu,
-            write_s=ended - executed, created=created,
+            faults=result.fault_count, write_s=ended - stored, created=created, **spent,
         )  # fmt: skip
         self.context.advance(shard.rows)
         self.context.say(
             f"infer: core {self.core}: shard {shard.index} ({shape}): {shard.rows:,} rows in {ended - started:.1f} s"
+        )
+
+    def say_fault(self, shard: Shard) -> Any:
+        def say(said: str) -> None:
+            self.log.write("fault", time.time(), time.time(), shard=shard.index, said=said)
+            self.context.say(f"infer: shard {shard.index}: a row is rejected, the device failed on it alone: {said}")
+
+        return say
+
+    def executor(self, shard: Shard, on_fault: Any) -> Executor:
+        """The shard's executable, loaded where another one was before."""
+        return Executor(
+            self._load(shard),
+            self.plan.model.pad_token_id,
+            max(1, len(self.plan.model.labels)),
+            self.health,
+            on_fault,
         )
 
     def _load(self, shard: Shard) -> Executable:
@@ -101,7 +167,8 @@ class Worker:
             self.loaded = self.toolchain.store.load(spec, self.toolchain.target)
         return self.loaded
 
-    def _read(self, shard: Shard) -> TokenBlock:
+    def read(self, shard: Shard) -> TokenBlock:
+        """All rows of a shard."""
         blocks = []
         known, self.counts = self.counts, {}  # shards follow the splits: what the last one needed is all worth keeping
         for part in shard.ranges:
@@ -115,41 +182,45 @@ class Worker:
         )
 
 
+@contextmanager
+def _traced(trace: Path) -> Iterator[None]:
+    """A file that is there during the body, and afterwards if the process died in it or lost its device."""
+    trace.touch()
+    try:
+        yield
+    except DeviceError:
+        raise
+    except BaseException:
+        trace.unlink(missing_ok=True)
+        raise
+    trace.unlink(missing_ok=True)
+
+
 def infer_shards(context: Context, plan: RunPlan, index: int, of: int, core: int, log: EventLog) -> dict[str, int]:
     """Work as worker `index` of `of`. Raises ArtifactError, StorageError, DeviceError; finished shards stay."""
     before = compilations()
     worker = Worker(context, plan, job_toolchain(context, plan.model), log, core)
     worker.run(index, of)
+    return {"shards": worker.shards, "rows": worker.rows, "compilations": _compiled(plan, before)}
+
+
+def infer_piece(context: Context, plan: RunPlan, number: int, start: int, stop: int, log: EventLog) -> dict[str, int]:
+    """Store the results of rows [start, stop) of a shard apart; without rows, test the device with padding alone."""
+    before = compilations()
+    worker = Worker(context, plan, job_toolchain(context, plan.model), log, core=-1)
+    shard = plan.shards[number]
+    executor = worker.executor(shard, worker.say_fault(shard))
+    if start == stop:
+        executor.probe()
+    else:
+        result = executor.run(worker.read(shard).part(start, stop))
+        context.objects.put_new(piece_object(plan.uri, number, start, stop), result.encode())
+    _compiled(plan, before)
+    return {"executions": executor.executions}
+
+
+def _compiled(plan: RunPlan, before: int) -> int:
     compiled = compilations() - before
     if compiled:
         raise ArtifactError(f"the infer step compiled {compiled} graphs; this is a defect of target {plan.job.target}")
-    return {"shards": worker.shards, "rows": worker.rows, "compilations": compiled}
-
-
-def run_batches(executable: Executable, block: TokenBlock, pad_token_id: int) -> Iterator[NDArray[np.float32]]:
-    """Logits per batch, float32 (rows in the batch, labels), padding rows dropped."""
-    shape = executable.shape
-    ends = np.concatenate([[0], np.cumsum(block.lengths)])
-    segment_b = block.rows["segment_b"].astype(np.int64)
-    for start in range(0, len(block.lengths), shape.batch):
-        stop = min(start + shape.batch, len(block.lengths))
-        batch = batch_flat(
-            block.flat[ends[start] : ends[stop]], block.lengths[start:stop], segment_b[start:stop], shape, pad_token_id
-        )
-        yield executable.run(batch)[: stop - start]
-
-
-def encode_logits(logits: NDArray[np.float32]) -> bytes:
-    """An Arrow IPC file with one column `logits`, fixed_size_list<float32>, in the shard's row order."""
-    values = pa.FixedSizeListArray.from_arrays(pa.array(logits.ravel(), pa.float32()), logits.shape[1])
-    table = pa.table({"logits": values})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def decode_logits(data: bytes) -> NDArray[np.float32]:
-    """float32 of shape (rows, labels)."""
-    column = pa.ipc.open_file(pa.BufferReader(data)).read_all()["logits"].combine_chunks()
-    return np.asarray(column.flatten(), np.float32).reshape(len(column), column.type.list_size)
+    return compiled

@@ -239,7 +239,7 @@ class Job(_Strict):
     shapes: Annotated[tuple[Shape, ...], BeforeValidator(_shapes)] = Field((), description="auto, or [16x128, ...]")
     max_graphs: int = Field(16, strict=True, ge=1, le=64, description="most shapes that shapes: auto may plan")
     max_length: int = Field(512, strict=True, ge=1, description="tokens a row may have")
-    truncation: Literal["reject", "head", "tail"] = "reject"
+    truncation: Literal["reject", "head", "tail", "head_tail"] = "reject"
     reject_budget: RejectBudget = Field(default_factory=lambda: RejectBudget.model_validate({}))
     workers: Annotated[int | None, BeforeValidator(_workers)] = Field(None, description="auto: one per core")
     compile: Literal["auto", "never"] = "auto"

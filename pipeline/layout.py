@@ -51,6 +51,11 @@ class Layout:
         return [f"{self.state}/{folder}/ds={ds}/" for folder in ("runs", "tokens", "snapshots")]
 
 
+def snapshot_events_folder(snapshot_uri: str, retry_of: str | None) -> str:
+    """Events of the steps before a run has a fingerprint; those of a retry lie apart from the first run's."""
+    return snapshot_uri.removesuffix(".json") + (f"/retry-{retry_of}/" if retry_of else "/events/")
+
+
 def token_object(tokens_uri: str, split: int, name: str) -> str:
     """An object of one tokenised split: tokens.bin, rows.bin, kept.parquet, rejects.parquet or meta.json."""
     return f"{tokens_uri}/split-{split:05d}/{name}"
@@ -58,6 +63,11 @@ def token_object(tokens_uri: str, split: int, name: str) -> str:
 
 def shard_object(run_uri: str, shard: int) -> str:
     return f"{run_uri}/shards/shard-{shard:05d}.arrow"
+
+
+def shard_folder(run_uri: str, shard: int) -> str:
+    """What is known of a shard that kills processes, piece by piece; empty for every other shard. Ends in a slash."""
+    return f"{run_uri}/shards/shard-{shard:05d}/"
 
 
 def part_object(run_uri: str, table: str, split: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.context import Context
@@ -24,6 +24,14 @@ class Manifest:
     truncated_tokens: int
     files: dict[str, list[dict[str, Any]]]
     """Table -> parts with name, rows, size_bytes and sha256."""
+    origin: dict[str, Any] = field(default_factory=dict)
+    """What a retry of its rejects compares itself with (see pipeline.retry)."""
+    retried: tuple[str, ...] = ()
+    """Fingerprints of the runs that this one retried the rejects of, the first run first."""
+
+    def holds(self, fingerprint: str) -> bool:
+        """Whether a run's rows are all in this version: it is that run, or it has retried that run's rejects."""
+        return fingerprint in (self.fingerprint, *self.retried)
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -32,6 +40,7 @@ class Manifest:
 def committed(context: Context) -> Manifest | None:
     """The partition's committed version, None when nothing was published yet."""
     try:
-        return Manifest(**json.loads(context.objects.get(context.layout.manifest(context.ds))))
+        data = json.loads(context.objects.get(context.layout.manifest(context.ds)))
     except FileNotFoundError:
         return None
+    return Manifest(**{**data, "retried": tuple(data.get("retried", ()))})

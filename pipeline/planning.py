@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,39 +12,39 @@ from numpy.typing import NDArray
 from pipeline.budget import check_budget
 from pipeline.context import Context
 from pipeline.digests import code_version, digest
-from pipeline.frozen_plan import tonights_shape_plan
+from pipeline.frozen_plan import retry_shape_plan, tonights_shape_plan
 from pipeline.models import job_model
 from pipeline.probing import probe
+from pipeline.retry import base_version
 from pipeline.run_plan import RunPlan, load_run, plan_object
-from pipeline.shards import cut_shards, rows_per_shape
+from pipeline.shards import Shard, cut_shards, rows_per_shape
 from pipeline.snapshot import Snapshot
 from pipeline.tokenize import tokens_key
 from pipeline.tokenized import SplitCounts, load_counts
-from pipeline.toolchain import job_toolchain
+from pipeline.toolchain import Toolchain, job_toolchain
 
 
-def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot) -> RunPlan:
-    """Plan a tokenised snapshot; the same input, job and code always give the same plan under the same fingerprint."""
+def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: str | None = None) -> RunPlan:
+    """Plan a tokenised snapshot; the same input, job and code always give the same plan under the same fingerprint.
+
+    With `retry_of`, the rejects alone of that published run: no budget applies, for none of them can become more.
+    """
     model_dir, model = job_model(context)
-    tokens_uri = context.layout.tokens(context.ds, tokens_key(context, snapshot, model))
+    tokens_uri = context.layout.tokens(context.ds, tokens_key(context, snapshot, model, retry_of))
     splits = [load_counts(context.objects, tokens_uri, split.index) for split in snapshot.splits]
-    check_budget(context.job.reject_budget, sum(split.rows for split in splits), [s.reasons for s in splits])
     toolchain = job_toolchain(context, model)
-    probe(context, toolchain, model_dir, tokens_uri, splits)
-    shape_plan, drift = tonights_shape_plan(context, toolchain, length_counts(splits, context.job.max_length))
-    artifacts = tuple(toolchain.spec(shape).key for shape in shape_plan.shapes)
-    shards = tuple(cut_shards(splits, shape_plan))
-    identity = {
-        "snapshot": snapshot.digest,
-        "job": context.job.output_fields(),
-        "model": model.digest,
-        "precision": toolchain.precision,
-        "artifacts": artifacts,
-        "rows_per_shape": rows_per_shape(shards, len(artifacts)),
-        "code": code_version(),
-    }
+    counts = length_counts(splits, context.job.max_length)
+    if retry_of is None:
+        check_budget(context.job.reject_budget, sum(split.rows for split in splits), [s.reasons for s in splits])
+        probe(context, toolchain, model_dir, tokens_uri, splits)
+        shape_plan, drift = tonights_shape_plan(context, toolchain, counts)
+        offsets = row_offsets(snapshot, splits)
+    else:
+        shape_plan, drift = retry_shape_plan(context, toolchain, counts, retry_of), None
+        offsets = tuple(map(tuple, base_version(context, retry_of).origin["row_offsets"]))
+    artifacts, shards = tuple(toolchain.spec(s).key for s in shape_plan.shapes), tuple(cut_shards(splits, shape_plan))
     plan = RunPlan(
-        fingerprint=digest(identity),
+        fingerprint=digest(_identity(context, snapshot, toolchain, artifacts, shards, retry_of)),
         job=context.job,
         ds=context.ds,
         snapshot_uri=snapshot_uri,
@@ -53,8 +54,9 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot) -> RunPlan
         shape_plan=shape_plan,
         artifacts=artifacts,
         shards=shards,
-        row_offsets=row_offsets(snapshot, splits),
+        row_offsets=offsets,
         drift=drift,
+        retry_of=retry_of,
     )
     context.objects.put_new(plan_object(plan.uri), json.dumps(plan.to_json()).encode())
     context.say(
@@ -62,6 +64,27 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot) -> RunPlan
         f"{len(shape_plan.shapes)} shapes ({', '.join(map(str, shape_plan.shapes))})"
     )
     return load_run(context.objects, plan.uri)
+
+
+def _identity(
+    context: Context,
+    snapshot: Snapshot,
+    toolchain: Toolchain,
+    artifacts: tuple[str, ...],
+    shards: Sequence[Shard],
+    retry_of: str | None,
+) -> dict[str, Any]:
+    """Everything that can change an output byte."""
+    return {
+        "snapshot": snapshot.digest,
+        "job": context.job.output_fields(),
+        "model": toolchain.model.digest,
+        "precision": toolchain.precision,
+        "artifacts": artifacts,
+        "rows_per_shape": rows_per_shape(shards, len(artifacts)),
+        "code": code_version(),
+        "retry_of": retry_of,
+    }
 
 
 def length_counts(splits: Sequence[SplitCounts], max_length: int) -> NDArray[np.int64]:

@@ -18,6 +18,7 @@ ADVANCE_PREFIX = "@rows "
 """Lines of a child that start so are progress for the parent's bar, not for a person."""
 _PR_SET_PDEATHSIG = 1
 _KEPT_LINES = 40
+_STOP_GRACE_S = 10
 
 
 def die_with_parent() -> None:
@@ -76,21 +77,21 @@ class StepProcess:
 
     def wait(self) -> tuple[int, dict[str, Any]]:
         """Exit code (negative: the signal that ended it) and the JSON result, empty unless the code is 0."""
-        try:
-            code = self._process.wait()
-        except BaseException:
-            self.stop()
-            raise
+        code = self._process.wait()
         for thread in self._threads:
             thread.join()
         return code, json.loads(self._last) if code == 0 else {}
 
-    def stop(self) -> None:
-        """End it and wait for its end."""
+    def ask_to_end(self) -> None:
+        """SIGTERM, after which a worker finishes its shard where that takes some seconds only."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+
+    def stop(self) -> None:
+        """End it and wait for its end."""
+        self.ask_to_end()
+        try:
+            self._process.wait(_STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

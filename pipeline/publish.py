@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from pipeline.columns import OWN_COLUMNS, kept_schema, prediction_schema, reject_schema, rejects_table_schema
 from pipeline.context import Context
-from pipeline.infer import decode_logits
 from pipeline.layout import part_object, part_summary, shard_object, token_object
 from pipeline.parquet_files import parquet_bytes, read_table
-from pipeline.rejects import reject
+from pipeline.rejects import REASONS, reject
+from pipeline.retry import merged
 from pipeline.run_plan import RunPlan
+from pipeline.shard_result import ShardResult
 from pipeline.shards import Place, Range
 from pipeline.snapshot import Snapshot
 from pipeline.tasks import load_task
@@ -55,7 +56,8 @@ def publish_split(
     except FileNotFoundError:
         pass
     rows = _SplitResult.gather(context, plan, split, places) if split < len(plan.row_offsets) else None
-    predictions = _predictions(plan, snapshot, rows)
+    new = _predictions(plan, snapshot, rows)
+    predictions = merged(context, plan, snapshot, split, new) if plan.retry_of and rows else new
     rejects = _rejects(plan, snapshot, rows)
     files = {}
     for table, content in {"predictions": predictions, "rejects": rejects}.items():
@@ -65,18 +67,27 @@ def publish_split(
         files[table] = {"rows": content.num_rows, "size_bytes": len(data), "sha256": digest}
     summary = PartSummary(
         split=split,
-        rows=rows.counts.rows if rows else 0,
+        rows=rows.counts.rows + predictions.num_rows - new.num_rows if rows else 0,
         predicted=predictions.num_rows,
         rejected=rejects.num_rows,
         reasons=dict(Counter(rejects["reason"].to_pylist())),
-        real_tokens=int(rows.lengths.sum()) if rows else 0,
-        truncated_rows=rows.counts.truncated_rows if rows else 0,
-        truncated_tokens=rows.counts.truncated_tokens if rows else 0,
+        **_tokens(plan, rows, predictions),
         files=files,
     )
     context.objects.put_new(part_summary(plan.uri, split), json.dumps(summary.to_json()).encode())
     context.say(f"publish: split {split}: {summary.predicted:,} predicted, {summary.rejected:,} rejected")
     return summary
+
+
+def _tokens(plan: RunPlan, rows: _SplitResult | None, predictions: pa.Table) -> dict[str, int]:
+    """Tokens of the accepted rows; of a retry, those of the predictions, for it knows no others."""
+    if rows is not None and plan.retry_of is None:
+        real, cut_rows, cut = int(rows.lengths.sum()), rows.counts.truncated_rows, rows.counts.truncated_tokens
+    else:
+        truncated = predictions["truncated_tokens"].to_numpy()
+        real = int(predictions["token_count"].to_numpy().sum())
+        cut_rows, cut = int((truncated > 0).sum()), int(truncated.sum())
+    return {"real_tokens": real, "truncated_rows": cut_rows, "truncated_tokens": cut}
 
 
 def load_summary(context: Context, plan: RunPlan, split: int) -> PartSummary:
@@ -98,6 +109,8 @@ class _SplitResult:
     truncated: NDArray[np.int64]
     shapes: NDArray[np.int64]
     """Index into the plan's shapes, per row."""
+    faults: dict[int, str]
+    """Position of a row that could not be executed -> reason code."""
 
     @classmethod
     def gather(cls, context: Context, plan: RunPlan, split: int, places: Sequence[Place]) -> _SplitResult:
@@ -117,23 +130,25 @@ class _SplitResult:
             lengths=np.zeros(rows, np.int64),
             truncated=np.zeros(rows, np.int64),
             shapes=np.zeros(rows, np.int64),
+            faults={},
         )
         for place in places:
-            logits = decode_logits(context.objects.get(shard_object(plan.uri, place.shard.index)))
-            result._place(context, plan, place.part, logits[place.start : place.stop], place.shard.shape)
+            found = ShardResult.decode(context.objects.get(shard_object(plan.uri, place.shard.index)))
+            result._place(context, plan, place.part, found.part(place.start, place.stop), place.shard.shape)
         return result
 
-    def _place(self, context: Context, plan: RunPlan, part: Range, logits: NDArray[np.float32], shape: int) -> None:
+    def _place(self, context: Context, plan: RunPlan, part: Range, found: ShardResult, shape: int) -> None:
         block = read_block(context.objects, plan.tokens_uri, self.counts, part.start, part.stop)
         positions = block.rows["position"]
-        self.logits[positions] = logits
+        self.logits[positions] = found.logits
         self.lengths[positions] = block.lengths
         self.truncated[positions] = block.rows["truncated"]
         self.shapes[positions] = shape
+        self.faults.update({int(at): fault for at, fault in zip(positions, found.faults, strict=True) if fault})
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """Rows with finite logits; the others are rejects."""
+        """Rows with finite logits; the others are rejects. A row with a fault has none."""
         return np.asarray(np.isfinite(self.logits).all(axis=1))
 
 
@@ -173,7 +188,8 @@ def _rejects(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> 
     records = [tuple(record.values()) for record in result.rejects.to_pylist()]
     for position in np.flatnonzero(~result.good):
         piece, row, row_id = (result.kept.column(index)[int(position)].as_py() for index in range(3))
-        fault = reject("infer", "nan_logits", f"row id {row_id}: NaN or infinity instead of logits", "")
+        reason = result.faults.get(int(position), "nan_logits")
+        fault = reject("infer", reason, f"row id {row_id}: {REASONS[reason]}", "")
         records.append((piece, row, fault.stage, fault.reason, fault.message, fault.payload))
     records.sort(key=lambda record: (record[0], record[1]))
     pieces = [record[0] for record in records]

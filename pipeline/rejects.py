@@ -26,8 +26,13 @@ REASONS = {
     "too_long": "the row has more tokens than max_length and the job's truncation is reject",
     "no_tokens": "the text has no token at all",
     "nan_logits": "the model returned NaN or infinity for this row",
+    "device_error": "the device failed on this row twice, alone in its batch, and worked without it",
+    "worker_killed": "the process died, or lost its device, twice on this row alone, and lived without it",
 }
 """Reason code -> what it means. A code is never renamed: readers query it."""
+
+INFER_REASONS = ("nan_logits", "device_error", "worker_killed")
+"""Reasons that only the infer step finds: such a row was tokenised and planned."""
 
 MAX_PAYLOAD_CHARS = 2_000
 

@@ -14,6 +14,7 @@ from compile.shapes import ShapePlan
 from pipeline.context import Context
 from pipeline.event_tally import EventTally, ShardEvent
 from pipeline.events import read_events, union_seconds
+from pipeline.layout import snapshot_events_folder
 from pipeline.manifest import Manifest
 from pipeline.parquet_files import parquet_bytes
 from pipeline.run_plan import RunPlan
@@ -75,17 +76,41 @@ def _tokens(manifest: Manifest, shards: Sequence[ShardEvent]) -> dict[str, Any]:
     }
 
 
-def write_report(context: Context, plan: RunPlan, manifest: Manifest) -> dict[str, Any]:
-    """Write report.json and the partition's row of the metrics table; returns the report."""
-    snapshot_events = plan.snapshot_uri.removesuffix(".json") + "/events/"
-    logs = (snapshot_events, f"{plan.uri}/events/")
-    tally = EventTally(chain.from_iterable(read_events(context.objects, log) for log in logs))
-    costs = job_toolchain(context, plan.model).costs()
-    report = make_report(plan, manifest, tally, make_plan(plan.shape_plan.shapes, costs))
+def write_report(context: Context, plan: RunPlan, manifest: Manifest, before: dict[str, Any] | None) -> dict[str, Any]:
+    """Write report.json and the partition's row of the metrics table; returns the report. `before` is the last one.
+
+    A partition whose rejects were run again keeps the figures of its first run, with today's counts of rows and tokens;
+    what each retry took is listed beside them.
+    """
+    report = _run_report(context, plan, manifest) | {"retries": []}
+    if before is not None and plan.retry_of == before["fingerprint"]:
+        counts = {name: report[name] for name in _COUNTS}
+        report = before | counts | {"retries": [*before["retries"], _retry(plan, report)]}
     context.objects.put(context.layout.report(context.ds), json.dumps(report, indent=1).encode())
     metrics = context.layout.partition("metrics", context.ds) + "part-00000.parquet"
     context.objects.put(metrics, parquet_bytes(_metrics_table(report)))
     return report
+
+
+_COUNTS = (
+    "fingerprint", "rows", "predicted", "rejected", "reject_reasons",
+    "truncated_rows", "truncated_tokens", "real_tokens",
+)  # fmt: skip
+"""What a report says of the partition, whatever it took to make it."""
+
+
+def _retry(plan: RunPlan, report: dict[str, Any]) -> dict[str, Any]:
+    """What a retry of rejects did: the rows that it executed, and what that took."""
+    names = ("fingerprint", "target", "precision", "seconds", "total_seconds", "slot_tokens")
+    return {"rows": sum(shard.rows for shard in plan.shards), **{name: report[name] for name in names}}
+
+
+def _run_report(context: Context, plan: RunPlan, manifest: Manifest) -> dict[str, Any]:
+    """One run's report."""
+    logs = (snapshot_events_folder(plan.snapshot_uri, plan.retry_of), f"{plan.uri}/events/")
+    tally = EventTally(chain.from_iterable(read_events(context.objects, log) for log in logs))
+    costs = job_toolchain(context, plan.model).costs()
+    return make_report(plan, manifest, tally, make_plan(plan.shape_plan.shapes, costs))
 
 
 def load_report(context: Context) -> dict[str, Any] | None:

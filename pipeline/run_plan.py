@@ -34,6 +34,8 @@ class RunPlan:
     """Per split and piece, rows of the same object before it."""
     drift: dict[str, Any] | None
     """What a new shape plan would save (see pipeline.frozen_plan); None when there was nothing to compare."""
+    retry_of: str | None = None
+    """Fingerprint of the published run whose rejects alone are run (see pipeline.retry)."""
 
     @property
     def parts(self) -> int:

@@ -108,7 +108,7 @@ class _Table:
 def _fault(accepted: Accepted, length: int, max_length: int) -> Reject | None:
     """Why a tokenised row cannot be predicted."""
     if length > max_length:
-        message = f"{length} tokens, max_length is {max_length}; set truncation to head or tail to cut such rows"
+        message = f"{length} tokens, max_length is {max_length}; truncation: head, tail or head_tail cuts such rows"
         return reject("tokenize", "too_long", message, accepted.text)
     if length == 0:
         return reject("tokenize", "no_tokens", "the tokenizer returned nothing for this text", accepted.text)

@@ -14,13 +14,14 @@ from pipeline.context import Context
 from pipeline.cores import available_cores, leased_core
 from pipeline.errors import WorkerError
 from pipeline.events import EventLog, timed
-from pipeline.infer import infer_shards
-from pipeline.layout import shard_object
+from pipeline.infer import infer_piece, infer_shards
+from pipeline.layout import shard_object, snapshot_events_folder
 from pipeline.manifest import committed
 from pipeline.models import job_model
 from pipeline.planning import plan_run
 from pipeline.publish import publish_split
 from pipeline.report import load_report, write_report
+from pipeline.retry import retriable
 from pipeline.run_plan import RunPlan, load_run
 from pipeline.shards import places_by_split
 from pipeline.snapshot import Snapshot, load_snapshot, take_snapshot
@@ -30,10 +31,15 @@ from pipeline.tokenizer import Tokenizer
 
 @contextmanager
 def _snapshot_step(
-    context: Context, step: str, uri: str, index: int = 0, started: float | None = None
+    context: Context,
+    step: str,
+    uri: str,
+    retry_of: str | None,
+    index: int = 0,
+    started: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Events before the run has a fingerprint lie beside the snapshot."""
-    log = EventLog(context.objects, uri.removesuffix(".json") + "/events/", step=step, index=index)
+    log = EventLog(context.objects, snapshot_events_folder(uri, retry_of), step=step, index=index)
     with timed(log, step, started) as fields:
         yield fields
 
@@ -51,12 +57,16 @@ def _resume(context: Context, run_uri: str) -> tuple[Context, RunPlan]:
     return dataclasses.replace(context, job=planned.job, ds=planned.ds), planned
 
 
-def snapshot(context: Context) -> dict[str, Any]:
-    """Pin the night's input: {snapshot, splits, objects, size_bytes, workers}."""
+def snapshot(context: Context, *, retry: bool = False) -> dict[str, Any]:
+    """Pin the night's input: {snapshot, splits, objects, size_bytes, workers, retry_of}.
+
+    With `retry`, `retry_of` is the published run whose rejects can be run again. Raises JobError when they cannot.
+    """
     started = time.time()
     uri, taken = take_snapshot(context)
     # Where its event goes is known only now: the folder is named by what was found.
-    with _snapshot_step(context, "snapshot", uri, started=started):
+    retry_of = retriable(context, taken).fingerprint if retry else None
+    with _snapshot_step(context, "snapshot", uri, retry_of, started=started):
         size = sum(info.size_bytes for info in taken.objects)
     return {
         "snapshot": uri,
@@ -64,18 +74,21 @@ def snapshot(context: Context) -> dict[str, Any]:
         "objects": len(taken.objects),
         "size_bytes": size,
         "workers": context.workers,
+        "retry_of": retry_of,
     }
 
 
-def tokenize(context: Context, snapshot_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
-    """Tokenise splits index, index + of, ...: {rows, rejects}."""
+def tokenize(
+    context: Context, snapshot_uri: str, index: int = 0, of: int = 1, *, retry_of: str | None = None
+) -> dict[str, Any]:
+    """Tokenise splits index, index + of, ...: {rows, rejects}. With `retry_of`, that published run's rejects alone."""
     taken = load_snapshot(context.objects, snapshot_uri)
-    with _snapshot_step(context, "tokenize", snapshot_uri, index) as fields:
+    with _snapshot_step(context, "tokenize", snapshot_uri, retry_of, index) as fields:
         folder, model = job_model(context)
         tokenizer = Tokenizer(folder, context.job.max_length, context.job.truncation)
-        tokens_uri = context.layout.tokens(context.ds, tokens_key(context, taken, model))
+        tokens_uri = context.layout.tokens(context.ds, tokens_key(context, taken, model, retry_of))
         counts = [
-            tokenize_split(context, taken, split, tokens_uri, tokenizer, model.vocab_size)
+            tokenize_split(context, taken, split, tokens_uri, tokenizer, model.vocab_size, retry_of)
             for split in taken.splits[index::of]
         ]
         result = {"rows": sum(item.rows for item in counts), "rejects": sum(item.rejects for item in counts)}
@@ -83,11 +96,11 @@ def tokenize(context: Context, snapshot_uri: str, index: int = 0, of: int = 1) -
     return result
 
 
-def plan(context: Context, snapshot_uri: str) -> dict[str, Any]:
+def plan(context: Context, snapshot_uri: str, *, retry_of: str | None = None) -> dict[str, Any]:
     """Plan the run: {run, fingerprint, shards, shapes, missing, parts, workers, published}."""
     taken: Snapshot = load_snapshot(context.objects, snapshot_uri)
-    with _snapshot_step(context, "plan", snapshot_uri):
-        planned = plan_run(context, snapshot_uri, taken)
+    with _snapshot_step(context, "plan", snapshot_uri, retry_of):
+        planned = plan_run(context, snapshot_uri, taken, retry_of)
     return {
         "run": planned.uri,
         "fingerprint": planned.fingerprint,
@@ -121,6 +134,13 @@ def infer(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[s
         result = infer_shards(context, planned, index, of, core, log)
         fields.update(result, core=core)
     return result
+
+
+def piece(context: Context, run_uri: str, shard: int, start: int, stop: int) -> dict[str, Any]:
+    """Execute rows [start, stop) of a shard for the worker that started this process, on its core: {executions}."""
+    context, planned = _resume(context, run_uri)
+    with _run_step(context, "piece", planned, shard) as (log, _):
+        return infer_piece(context, planned, shard, start, stop, log)
 
 
 def publish(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
@@ -173,10 +193,13 @@ def report(context: Context, run_uri: str) -> dict[str, Any]:
     context, planned = _resume(context, run_uri)
     found = load_report(context)
     manifest = committed(context)
-    if manifest is None or manifest.fingerprint != planned.fingerprint:
+    if manifest is None or not (manifest.holds(planned.fingerprint) or manifest.fingerprint == planned.retry_of):
         raise WorkerError(f"ds={context.ds}: run {planned.fingerprint} is not committed; run the commit step")
-    if found is None or found["fingerprint"] != planned.fingerprint:
-        found = write_report(context, planned, manifest)
+    if found is None or found["fingerprint"] != manifest.fingerprint:
+        shown = planned  # or a retry of its rejects
+        if manifest.fingerprint != planned.fingerprint:
+            shown = load_run(context.objects, context.layout.run(context.ds, manifest.fingerprint))
+        found = write_report(context, shown, manifest, found)
     sweep(context, planned)
     return found
 

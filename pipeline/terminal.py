@@ -34,6 +34,17 @@ def make_context(job_file: Path, ds: str, **overrides: Any) -> Context:
     return Context(job, check_ds(ds), Objects(), default_cache_dir(), say, advance)
 
 
+def make_run_context(run_uri: str) -> Context:
+    """The context of a run that was planned before: its own job, without the job file."""
+    from pipeline.context import Context, default_cache_dir
+    from pipeline.objects import Objects
+    from pipeline.run_plan import load_run
+
+    objects = Objects()
+    planned = load_run(objects, run_uri)
+    return Context(planned.job, planned.ds, objects, default_cache_dir(), say, advance)
+
+
 def say(message: str) -> None:
     """One line of progress, for a person or a task log."""
     print(message, file=sys.stderr, flush=True)  # noqa: T201 - a command line writes to the terminal

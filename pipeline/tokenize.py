@@ -11,6 +11,7 @@ from pipeline.digests import code_version, digest
 from pipeline.layout import token_object
 from pipeline.parquet_files import parquet_bytes
 from pipeline.rejects import Accepted, Reject, check_row
+from pipeline.retry import rejected_rows
 from pipeline.snapshot import Snapshot
 from pipeline.sources import source_rows
 from pipeline.split_builder import SplitBuilder
@@ -23,7 +24,7 @@ _BATCH_CHARS = 1 << 19
 """The tokenizer's own records take a hundred bytes and more per token until a batch is done."""
 
 
-def tokens_key(context: Context, snapshot: Snapshot, model: ModelInfo) -> str:
+def tokens_key(context: Context, snapshot: Snapshot, model: ModelInfo, retry_of: str | None = None) -> str:
     """Names the tokenised splits: the same input, rules and tokenizer give the same bytes, which later runs reuse."""
     job = context.job
     return digest(
@@ -34,20 +35,31 @@ def tokens_key(context: Context, snapshot: Snapshot, model: ModelInfo) -> str:
             "truncation": job.truncation,
             "model": model.digest,
             "code": code_version(),
+            "retry_of": retry_of,
         }
     )
 
 
 def tokenize_split(
-    context: Context, snapshot: Snapshot, split: Split, tokens_uri: str, tokenizer: Tokenizer, vocab_size: int
+    context: Context,
+    snapshot: Snapshot,
+    split: Split,
+    tokens_uri: str,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    retry_of: str | None = None,
 ) -> SplitCounts:
-    """Tokenise one split, or return the counts of an earlier run. Raises JobError, StorageError."""
+    """Tokenise one split, or return the counts of an earlier run. Raises JobError, StorageError.
+
+    With `retry_of`, the rejects alone that this published run has in the split.
+    """
     try:
         return load_counts(context.objects, tokens_uri, split.index)
     except FileNotFoundError:
         pass
+    only = None if retry_of is None else rejected_rows(context, retry_of, snapshot, split.index)
     builder = SplitBuilder(context.job, vocab_size)
-    for batch in _batches(_checked_rows(context, snapshot, split, builder)):
+    for batch in _batches(_checked_rows(context, snapshot, split, builder, only)):
         builder.add(batch, tokenizer.encode([(accepted.text, accepted.pair) for _, _, accepted in batch]))
     counts = _store(context, tokens_uri, split.index, builder)
     context.say(f"tokenize: split {split.index}: {counts.rows:,} rows, {counts.rejects} rejected")
@@ -55,15 +67,24 @@ def tokenize_split(
 
 
 def _checked_rows(
-    context: Context, snapshot: Snapshot, split: Split, builder: SplitBuilder
+    context: Context,
+    snapshot: Snapshot,
+    split: Split,
+    builder: SplitBuilder,
+    only: frozenset[tuple[int, int]] | None,
 ) -> Iterator[tuple[int, int, Accepted]]:
-    """Accepted rows as (piece, row in piece, row); rejects and row counts go to `builder`."""
+    """Accepted rows as (piece, row in piece, row); rejects and row counts go to `builder`. `only` names the wanted."""
     spec = context.job.input
+    wanted = None if only is None else {piece for piece, _ in only}
     for number, piece in enumerate(split.pieces):
+        if wanted is not None and number not in wanted:
+            continue
         info, name = snapshot.objects[piece.object], snapshot.formats[piece.object]
         rows = 0
         for source_row in source_rows(context.objects, info, name, piece, spec):
             rows = source_row.row + 1
+            if only is not None and (number, source_row.row) not in only:
+                continue
             checked = source_row.fault or check_row(source_row.values or {}, spec)
             if isinstance(checked, Reject):
                 builder.reject(number, source_row.row, checked)

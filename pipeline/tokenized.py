@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,21 @@ class TokenBlock:
     """Shape (rows,)."""
     rows: NDArray[np.void]
     """Records of dtype ROW, shape (rows,)."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def cut(self, size: int) -> Iterator[TokenBlock]:
+        """Blocks of `size` rows, the last one with what is left."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        for start in range(0, len(self), size):
+            rows = slice(start, min(start + size, len(self)))
+            yield TokenBlock(self.flat[ends[rows.start] : ends[rows.stop]], self.lengths[rows], self.rows[rows])
+
+    def part(self, start: int, stop: int) -> TokenBlock:
+        """Rows [start, stop) of this block."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        return TokenBlock(self.flat[ends[start] : ends[stop]], self.lengths[start:stop], self.rows[start:stop])
 
     def spread(self, count: int) -> list[tuple[TokenRow, int]]:
         """Up to `count` rows, evenly over the block's (ascending) lengths, each with its position in the split."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,30 +27,54 @@ class TokenizedText:
     """How many tokens the policy cut."""
 
 
+_SIDES = {"head": ("right",), "tail": ("left",), "head_tail": ("right", "left")}
+"""Truncation policy -> the sides at which texts are cut, as the library names them."""
+
+
 class Tokenizer:
-    """`truncation` is `reject` (rows come back whole, the caller rejects), `head` or `tail` (which end is kept)."""
+    """`truncation` is `reject` (rows come back whole, the caller rejects), or the end of the text that is kept.
+
+    `head` keeps the beginning, `tail` the end, `head_tail` both: of a text's n tokens the first n - n // 2 and the last
+    n // 2. The two texts of a pair are cut by the same policy each, the longer one first.
+    """
 
     def __init__(self, model_dir: Path, max_tokens: int, truncation: str) -> None:
         self._whole = _read(model_dir)
-        self._cutting: RustTokenizer | None = None
+        self._cutting: list[RustTokenizer] = []
         self._max_tokens = max_tokens
-        if truncation != "reject":
-            self._cutting = _read(model_dir)
+        for side in _SIDES.get(truncation, ()):
+            cutting = _read(model_dir)
             # longest_first is what transformers' truncation=True does with a pair.
-            direction = "right" if truncation == "head" else "left"
-            self._cutting.enable_truncation(max_tokens, strategy="longest_first", direction=direction)
+            cutting.enable_truncation(max_tokens, strategy="longest_first", direction=side)
+            self._cutting.append(cutting)
 
     def encode(self, texts: Sequence[tuple[str, str | None]]) -> list[TokenizedText]:
         """Tokenise texts or pairs, in order."""
         inputs = [first if second is None else (first, second) for first, second in texts]
-        encodings = self._whole.encode_batch_fast(inputs)
-        lengths = [len(encoding) for encoding in encodings]
-        if self._cutting is not None:
-            long = [index for index, length in enumerate(lengths) if length > self._max_tokens]
-            cut = self._cutting.encode_batch_fast([inputs[index] for index in long])
-            for index, encoding in zip(long, cut, strict=True):
-                encodings[index] = encoding
-        return [_result(encoding, length) for encoding, length in zip(encodings, lengths, strict=True)]
+        found = [_result(encoding, len(encoding)) for encoding in self._whole.encode_batch_fast(inputs)]
+        long = [index for index, text in enumerate(found) if len(text.token_ids) > self._max_tokens]
+        if self._cutting and long:
+            cut = [tokenizer.encode_batch_fast([inputs[index] for index in long]) for tokenizer in self._cutting]
+            for index, encodings in zip(long, zip(*cut, strict=True), strict=True):
+                text = _result(encodings[0], len(found[index].token_ids))
+                found[index] = text if len(encodings) == 1 else _both_ends(text, *encodings)
+        return found
+
+
+def _both_ends(text: TokenizedText, head: Encoding, tail: Encoding) -> TokenizedText:
+    """`text`, which was cut like `head`, with the second half of each sequence from the cut that kept the end.
+
+    Both cuts leave the same number of tokens of each sequence and the same special tokens in the same places.
+    """
+    sequences = np.array([-1 if number is None else number for number in head.sequence_ids])
+    if head.sequence_ids != tail.sequence_ids:
+        raise JobError("truncation: the tokenizer cuts beginnings and ends unlike; choose head or tail")
+    token_ids = text.token_ids.copy()
+    for number in (0, 1):
+        places = np.flatnonzero(sequences == number)
+        second = places[len(places) - len(places) // 2 :]
+        token_ids[second] = np.array(tail.ids, np.uint32)[second]
+    return dataclasses.replace(text, token_ids=token_ids)
 
 
 def _result(encoding: Encoding, whole_length: int) -> TokenizedText:

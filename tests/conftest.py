@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,9 @@ from demo.servers.seaweed import S3Endpoint, local_s3
 for name in [name for name in os.environ if name.startswith("AWS_")]:
     del os.environ[name]
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+# A script that starts the tests in its background has SIGINT ignored, which the processes under test would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -201,6 +201,14 @@ def test_clearing_a_mapped_task_changes_no_byte(live: Live, backfilled: list[str
     assert live.tables() == before
 
 
+def test_only_the_rejects_of_a_night_without_any(live: Live, backfilled: list[str]) -> None:
+    before = live.tables()
+    run_id = live.client.trigger(DAG, {"partition_date": NIGHTS[0], "retry_rejects": True})
+    live.follow(run_id)
+    assert live.client.xcom(DAG, run_id, "commit")["rows"] == ROWS[NIGHTS[0]]
+    assert live.tables() == before
+
+
 def test_backfilling_again_repeats_no_work_and_changes_no_byte(live: Live, backfilled: list[str]) -> None:
     before = live.tables()
     live.client.backfill(DAG, NIGHTS[0], NIGHTS[-1], "completed", max_active_runs=3)

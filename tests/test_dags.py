@@ -98,7 +98,7 @@ def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     assert not set(HEAVY) & set(parsed["modules"])
     assert parsed["pipeline"] == sorted(
         ["compile", "compile.shapes", "compile.toolchains", "pipeline"]
-        + [f"pipeline.{name}" for name in ("airflow_task", "errors", "job", "job_folder", "processes")]
+        + [f"pipeline.{name}" for name in ("airflow_task", "errors", "job", "job_folder", "processes", "splits")]
     )
 
 
@@ -160,6 +160,7 @@ def test_schedule_params_and_docs_come_from_the_job(parsed: dict[str, Any]) -> N
     dates = berlin["params"]["partition_date"]
     assert (dates["type"], dates["format"], dates["default"]) == (["null", "string"], "date", None)
     assert berlin["params"]["fresh"]["default"] is False
+    assert berlin["params"]["retry_rejects"]["default"] is False
 
 
 BERLIN = ZoneInfo("Europe/Berlin")

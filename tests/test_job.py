@@ -78,7 +78,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (job_with(task="embed"), "task: Input should be 'classify' (got 'embed')"),
     (job_with(precision="int4"), "precision: Input should be 'auto', 'bf16', 'fp32' or 'int8' (got 'int4')"),
-    (job_with(truncation="cut"), "truncation: Input should be 'reject', 'head' or 'tail' (got 'cut')"),
+    (job_with(truncation="cut"), "truncation: Input should be 'reject', 'head', 'tail' or 'head_tail' (got 'cut')"),
     (job_with(compile="maybe"), "compile: Input should be 'auto' or 'never' (got 'maybe')"),
     (
         input_with(format="xls"),

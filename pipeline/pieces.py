@@ -1,0 +1,24 @@
+"""How a piece of a shard is executed in a process of its own, on the core of the worker that starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.child_errors import child_error, died
+from pipeline.processes import StepProcess
+
+
+def run_piece(
+    run_uri: str, shard: int, start: int, stop: int, say: Callable[[str], None]
+) -> tuple[int, dict[str, Any], Exception | None]:
+    """See pipeline.isolation.PieceRunner: exit code, result, and the error where the process could name one."""
+    place = ["--run", run_uri, "--shard", str(shard), "--start", str(start), "--stop", str(stop)]
+    process = StepProcess(["piece", *place], say, lambda rows: None)
+    try:
+        code, result = process.wait()
+    except BaseException:
+        process.stop()
+        raise
+    error = child_error("infer", code, process) if code and not died(code) else None
+    return code, result, error
