@@ -18,6 +18,7 @@ from pipeline.context import Context
 from pipeline.cores import lock_dir, try_lock
 from pipeline.events import EventLog
 from pipeline.layout import shard_object
+from pipeline.published import is_published
 from pipeline.run_plan import RunPlan
 from pipeline.shards import Shard, assign
 from pipeline.tokenized import SplitCounts, TokenBlock, load_counts, read_block
@@ -57,7 +58,8 @@ class Worker:
     def _attempt(self, shard: Shard, wait: bool) -> None:
         uri = shard_object(self.plan.uri, shard.index)
         lock = lock_dir() / "shards" / self.plan.fingerprint / f"{shard.index}.lock"
-        if not self.context.objects.exists(uri):
+        # Another host may have published this run meanwhile and swept its shards: then none is missing.
+        if not self.context.objects.exists(uri) and not is_published(self.context, self.plan):
             with try_lock(lock, wait) as held:
                 if held and not self.context.objects.exists(uri):
                     self._infer(shard, uri)

@@ -25,7 +25,7 @@ from pipeline.toolchain import job_toolchain
 def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot) -> RunPlan:
     """Plan a tokenised snapshot; the same input, job and code always give the same plan under the same fingerprint."""
     model_dir, model = job_model(context)
-    tokens_uri = context.layout.tokens(context.ds, tokens_key(context, snapshot, model))
+    tokens_uri = context.layout.tokens(context.ds, tokens_key(context, snapshot, model), snapshot.generation)
     splits = [load_counts(context.objects, tokens_uri, split.index) for split in snapshot.splits]
     check_budget(context.job.reject_budget, sum(split.rows for split in splits), [s.reasons for s in splits])
     toolchain = job_toolchain(context, model)
@@ -54,6 +54,7 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot) -> RunPlan
         artifacts=artifacts,
         shards=shards,
         row_offsets=row_offsets(snapshot, splits),
+        generation=snapshot.generation,
         drift=drift,
     )
     context.objects.put_new(plan_object(plan.uri), json.dumps(plan.to_json()).encode())

@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.context import Context
 from pipeline.digests import digest
 from pipeline.errors import JobError
+from pipeline.generation import current_generation
 from pipeline.manifest import committed
 from pipeline.objects import ObjectInfo, Objects
 from pipeline.sources import object_format, source_units
@@ -28,11 +29,14 @@ class Snapshot:
     formats: tuple[str, ...]
     """One of the job's formats per object."""
     splits: tuple[Split, ...]
+    generation: int = 0
+    """How often the partition was started over before; no part of the digest."""
 
     @property
     def digest(self) -> str:
         """Two runs over the same objects have the same digest; the way they are cut is part of it."""
         data = self.to_json()
+        del data["generation"]
         for info in data["objects"]:
             del info["stamp"]  # when a file was touched says nothing of its content
         return digest(data)
@@ -49,6 +53,7 @@ class Snapshot:
             splits=tuple(
                 Split(item["index"], tuple(Piece(**piece) for piece in item["pieces"])) for item in data["splits"]
             ),
+            generation=data.get("generation", 0),  # of an older version
         )
 
 
@@ -58,24 +63,25 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
     Raises JobError when there are no input objects and the job says `when_missing: fail`.
     """
     input_uri = context.job.input.uri.replace("{ds}", context.ds)
+    generation = current_generation(context)
     objects = list_input(context.objects, input_uri)
     if not objects:
-        _check_missing(context, input_uri)
+        _check_missing(context, input_uri, generation)
     formats = [object_format(info.uri, context.job.input.format) for info in objects]
     spec = context.job.input
     splits = gather(_units(context, objects, formats), spec.split_bytes, spec.split_rows)
-    snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits))
-    uri = context.layout.snapshot(context.ds, snapshot.digest)
+    snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits), generation)
+    uri = context.layout.snapshot(context.ds, snapshot.digest, generation)
     context.objects.put_new(uri, json.dumps(snapshot.to_json()).encode())
     size = sum(info.size_bytes for info in objects)
     context.say(f"snapshot: {len(objects)} objects, {size / 1e6:.1f} MB, {len(splits)} splits")
     return uri, snapshot
 
 
-def _check_missing(context: Context, input_uri: str) -> None:
+def _check_missing(context: Context, input_uri: str, generation: int) -> None:
     """Raises JobError where a night without input must not be published as an empty one."""
     manifest = committed(context)
-    if manifest is not None and manifest.rows:
+    if manifest is not None and manifest.rows and manifest.generation >= generation:
         raise JobError(
             f"{input_uri}: no input objects for ds={context.ds}, which is published with {manifest.rows:,} rows; "
             "nothing was changed. Restore the input, or give --fresh to replace the partition"
