@@ -94,7 +94,7 @@ if kind == "pyiceberg":
     from pyiceberg.catalog import load_catalog
     catalog = load_catalog("test", **json.loads(place))
     def read():
-        table = catalog.load_table("tiny.predictions").scan().to_arrow()
+        table = catalog.load_table("tiny.predictions").scan("ds == '2026-11-24'").to_arrow()
         found = {}
         for fingerprint, row in zip(table["fingerprint"].to_pylist(), table["source_row"].to_pylist()):
             count, total = found.get(fingerprint, (0, 0))
