@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pipeline import cli_artifacts, cli_steps
+from pipeline import cli_artifacts, cli_steps, cli_tables
 from pipeline.processes import PARENT_VARIABLE, die_with_parent
 from pipeline.stopping import end_on_signals
 from pipeline.terminal import Ds, Fresh, JobFile, Json, chosen_bar, make_context, say, show
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_artifacts.app, name="artifacts")
 app.add_typer(cli_steps.app, name="step")
+cli_tables.add_to(app)
 
 
 @app.command()
@@ -49,6 +50,7 @@ def run(
     overrides: dict[str, Any] = {"workers": workers} if workers else {}
     context = make_context(job, ds, **overrides, **({"compile": "never"} if no_compile else {}))
     if fresh:
+        steps.check(context)
         steps.forget(context)
     report = flow.run(context, job, chosen_bar(as_json))
     show(report, as_json, render.report_view)

@@ -32,6 +32,7 @@ def snapshot(job: Job, ds: Ds, fresh: Fresh = False, retry: Retry = False) -> No
     from pipeline import building, steps
 
     context = make_context(job, ds)
+    steps.check(context)
     if fresh:
         steps.forget(context)
     if context.job.compile == "never":

@@ -79,3 +79,15 @@ def rejects_table_schema() -> pa.Schema:
             pa.field("fingerprint", pa.string()),
         ]
     )
+
+
+def table_schemas(job: Job, labels: tuple[str, ...], problem_type: str) -> dict[str, pa.Schema]:
+    """The tables that readers query, by name. Their partition column `ds` is not in a plain file, but in its path."""
+    return {"predictions": prediction_schema(job, labels, problem_type), "rejects": rejects_table_schema()}
+
+
+def type_name(kind: pa.DataType) -> str:
+    """A column's type in the words of job files: `string`, `int32`, `list<float>`."""
+    if pa.types.is_list(kind):
+        return f"list<{type_name(kind.value_type)}>"
+    return next(name for name, arrow in ARROW_TYPES.items() if arrow == kind)

@@ -4,81 +4,83 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline.budget import check_budget
 from pipeline.context import Context
+from pipeline.declared_schema import claim_schema
 from pipeline.errors import ConservationError, StorageError, WorkerError
-from pipeline.layout import part_object
+from pipeline.layout import part_object, part_summary
 from pipeline.manifest import Manifest, committed
 from pipeline.publish import PartSummary, load_summary
+from pipeline.published import is_published, published_version
 from pipeline.rejects import INFER_REASONS
 from pipeline.retry import base_version, origin
 from pipeline.run_plan import RunPlan
 from pipeline.snapshot import load_snapshot
+from pipeline.tables import TABLES, Seen, Staged, StagedPart, table_format
 from pipeline.tokenized import load_counts
-
-TABLES = ("predictions", "rejects")
-
-
-def is_published(context: Context, plan: RunPlan) -> bool:
-    """Whether readers see exactly this run: same fingerprint, and every part is there with its size."""
-    manifest = committed(context)
-    if manifest is None or not manifest.holds(plan.fingerprint):
-        return False
-    return all(
-        {(part["name"], part["size_bytes"]) for part in manifest.files[table]} == _present(context, table)
-        for table in TABLES
-    )
-
-
-def _present(context: Context, table: str) -> set[tuple[str, int]]:
-    prefix = context.layout.partition(table, context.ds)
-    return {(uri[len(prefix) :], size) for uri, size in context.objects.sizes(prefix).items()}
 
 
 def commit_run(context: Context, plan: RunPlan) -> Manifest:
     """Publish a run whose splits are all staged; a second call does nothing.
 
-    Readers of a partition of one part see the old or the new version, by one atomic PUT. With several parts the new
-    ones come first, then the manifest, then the old ones go: see README for what a reader may see in between.
-    Raises RejectBudgetError, ConservationError, StorageError (another run of the partition committed meanwhile).
+    Each of the two tables is replaced atomically, then the manifest is swapped. A crash in between leaves an old
+    manifest over newer files, which is not published for any run: the next one does it all again, to the same end.
+    Raises RejectBudgetError, ConservationError, JobError (the declared schema changed) and StorageError (another run
+    of the partition committed meanwhile).
     """
-    if is_published(context, plan):
-        manifest = committed(context)
-        assert manifest is not None
-        return manifest
+    tables = table_format(context)
+    seen = tables.look(context)  # before the manifest: whatever replaces it from here on makes one of our writes fail
     etag = _manifest_etag(context)
+    done = published_version(context, plan, seen)
+    if done is not None:
+        return done
+    _require_newest(context, plan)
     base = base_version(context, plan.retry_of) if plan.retry_of else None
     summaries = [_summary(context, plan, split) for split in range(plan.parts)]
     _check_conservation(context, plan, summaries, base)
-    rows = sum(summary.rows for summary in summaries)
     if base is None:
-        check_budget(plan.job.reject_budget, rows, [summary.reasons for summary in summaries])
-    manifest = _manifest(context, plan, summaries, base)
-    if base is not None and manifest.predicted == base.predicted:
+        check_budget(plan.job.reject_budget, sum(s.rows for s in summaries), [s.reasons for s in summaries])
+    elif sum(summary.predicted for summary in summaries) == base.predicted:
         context.say(f"commit: ds={context.ds}: none of {base.rejected:,} rejects was predicted; nothing was changed")
         return base
-    for table in TABLES:
-        for summary, part in zip(summaries, manifest.files[table], strict=True):
-            source = part_object(plan.uri, table, summary.split)
-            context.objects.copy(source, context.layout.partition(table, context.ds) + part["name"])
+    claim_schema(context, plan.model)
+    manifest = _manifest(context, plan, summaries, _replace(context, plan, summaries, seen), base)
     data = json.dumps(manifest.to_json(), sort_keys=True).encode()
     swapped = context.objects.put_if(context.layout.manifest(context.ds), data, etag)
     if not swapped and not is_published(context, plan):  # another process of this very run may have been quicker
         raise StorageError(f"ds={context.ds}: another run committed this partition at the same time; run again")
-    _remove_others(context, manifest)
     context.say(f"commit: ds={context.ds}: {manifest.predicted:,} predicted, {manifest.rejected:,} rejected")
     return manifest
 
 
-def sweep(context: Context, plan: RunPlan) -> None:
-    """Remove what a committed run no longer needs: shard results and staged parts. Its plan and its events stay.
+def _require_newest(context: Context, plan: RunPlan) -> None:
+    manifest = committed(context)
+    if manifest is not None and manifest.generation > plan.generation:
+        raise StorageError(
+            f"ds={context.ds} was started over (--fresh) and published after this run was planned; nothing was "
+            "changed. Run again"
+        )
 
-    Summaries go first: one that outlived its parts would say that they are staged.
-    """
-    for folder in ("summaries", "shards", *TABLES):
-        for uri in context.objects.list(f"{plan.uri}/{folder}/"):
-            context.objects.delete(uri)
+
+def _replace(
+    context: Context, plan: RunPlan, summaries: Sequence[PartSummary], seen: Seen
+) -> dict[str, list[dict[str, Any]]]:
+    parts = {
+        table: [
+            StagedPart(part_object(plan.uri, table, summary.split), summary.files[table]["sha256"])
+            for summary in summaries
+        ]
+        for table in TABLES
+    }
+    rows = {table: sum(summary.files[table]["rows"] for summary in summaries) for table in TABLES}
+    try:
+        return table_format(context).replace(context, Staged(plan.fingerprint, parts, rows), seen)
+    except FileNotFoundError as error:
+        for summary in summaries:  # which says that its parts are staged
+            context.objects.delete(part_summary(plan.uri, summary.split))
+        raise StorageError(f"{error} is gone: run again, staged parts are made anew") from error
 
 
 def _summary(context: Context, plan: RunPlan, split: int) -> PartSummary:
@@ -111,12 +113,17 @@ def _check_conservation(
         raise ConservationError(f"{base.rows} rows were published and {rows} would be; nothing was changed")
 
 
-def _manifest(context: Context, plan: RunPlan, summaries: Sequence[PartSummary], base: Manifest | None) -> Manifest:
+def _manifest(
+    context: Context,
+    plan: RunPlan,
+    summaries: Sequence[PartSummary],
+    files: dict[str, list[dict[str, Any]]],
+    base: Manifest | None,
+) -> Manifest:
     reasons: dict[str, int] = {}
     for summary in summaries:
         for reason, count in summary.reasons.items():
             reasons[reason] = reasons.get(reason, 0) + count
-    files = {table: [{"name": _part_name(plan, s.split), **s.files[table]} for s in summaries] for table in TABLES}
     return Manifest(
         fingerprint=plan.fingerprint,
         ds=plan.ds,
@@ -128,14 +135,10 @@ def _manifest(context: Context, plan: RunPlan, summaries: Sequence[PartSummary],
         truncated_rows=sum(summary.truncated_rows for summary in summaries),
         truncated_tokens=sum(summary.truncated_tokens for summary in summaries),
         files=files,
+        generation=plan.generation,
         origin=origin(plan, load_snapshot(context.objects, plan.snapshot_uri)),
         retried=(*base.retried, base.fingerprint) if base else (),
     )
-
-
-def _part_name(plan: RunPlan, split: int) -> str:
-    """A lone part has one name always, so that one PUT swaps it; several carry the run's, so none is overwritten."""
-    return "part-00000.parquet" if plan.parts == 1 else f"part-{split:05d}-{plan.fingerprint[:12]}.parquet"
 
 
 def _manifest_etag(context: Context) -> str | None:
@@ -143,12 +146,3 @@ def _manifest_etag(context: Context) -> str | None:
         return context.objects.head(context.layout.manifest(context.ds)).etag
     except FileNotFoundError:
         return None
-
-
-def _remove_others(context: Context, manifest: Manifest) -> None:
-    for table in TABLES:
-        prefix = context.layout.partition(table, context.ds)
-        current = {part["name"] for part in manifest.files[table]}
-        for uri in context.objects.list(prefix):
-            if uri[len(prefix) :] not in current:
-                context.objects.delete(uri)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import tempfile
@@ -66,3 +67,19 @@ def _affinity(cores: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def sweep_locks(fingerprint: str | None, before: float) -> None:
+    """Remove this host's shard locks of a finished run, and all that nobody holds and that are older than `before`.
+
+    Whoever waits for a removed one computes a shard twice at worst; its result is created once all the same.
+    """
+    for path in (lock_dir() / "shards").glob("*/*.lock"):
+        with contextlib.suppress(OSError):  # another process sweeps, too
+            if path.parent.name == fingerprint or path.stat().st_mtime < before:
+                with try_lock(path) as held:
+                    if held:
+                        path.unlink()
+    for folder in (lock_dir() / "shards").glob("*/"):
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()

@@ -18,6 +18,7 @@ from pipeline.models import job_model
 from pipeline.probing import wants_probe
 from pipeline.processes import StepProcess
 from pipeline.progress import Bar, no_bar
+from pipeline.published import is_published
 from pipeline.run_plan import load_run
 from pipeline.toolchain import job_toolchain
 
@@ -44,6 +45,7 @@ def run(context: Context, job_file: Path, bar: Bar = no_bar, *, retry: bool = Fa
 
     With `retry` they run the rejects of the published partition again and join them with it.
     """
+    steps.check(context)
     if context.job.compile == "never":
         require_frozen_artifacts(context)
     planned = prepare(context, job_file, retry=retry)
@@ -155,6 +157,8 @@ def _final(failures: list[tuple[int, StepProcess]]) -> bool:
 
 def _missing(context: Context, run_uri: str) -> list[int]:
     planned = load_run(context.objects, run_uri)
+    if is_published(context, planned):
+        return []  # by another process, meanwhile, which has swept the shards
     present = set(context.objects.list(f"{run_uri}/shards/"))
     return [shard.index for shard in planned.shards if shard_object(run_uri, shard.index) not in present]
 

@@ -21,6 +21,7 @@ from pipeline.execution import Executor, Health
 from pipeline.isolation import Isolation, piece_object, suspects
 from pipeline.layout import shard_object
 from pipeline.pieces import run_piece
+from pipeline.published import is_published
 from pipeline.run_plan import RunPlan
 from pipeline.shard_result import ShardResult
 from pipeline.shards import Shard, assign
@@ -67,7 +68,8 @@ class Worker:
         uri = shard_object(self.plan.uri, shard.index)
         lock = lock_dir() / "shards" / self.plan.fingerprint / f"{shard.index}.lock"
         trace = lock.with_suffix(".begun")
-        if self.context.objects.exists(uri):
+        # Another host may have published this run meanwhile and swept its shards: then none is missing.
+        if self.context.objects.exists(uri) or is_published(self.context, self.plan):
             return
         with try_lock(lock, wait) as held:
             if not held or self.context.objects.exists(uri):

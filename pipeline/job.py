@@ -142,11 +142,37 @@ class RejectBudget(_Strict):
     share: float = Field(0.01, strict=True, ge=0, le=1)
 
 
+class Catalog(_Strict):
+    """An Iceberg catalog, as pyiceberg takes it; secrets come from variables such as PYICEBERG_CATALOG__<NAME>__URI."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", description="in upper case, with _ for -, also in the variables")
+    type: Literal["sql", "rest", "glue", "hive"] | None = Field(None, description="none: as the environment says")
+    namespace: str | None = Field(None, pattern=r"^[A-Za-z0-9_]+$", description="default: from the job's name")
+    properties: dict[str, str] = Field(default_factory=dict, description="uri, warehouse and the like")
+
+    @model_validator(mode="after")
+    def _check(self) -> Catalog:
+        for key, value in self.properties.items():
+            if re.search(r"secret|password|token|credential|access-key", key) or re.search(r"://[^/@]*:[^/@]+@", value):
+                variable = f"PYICEBERG_CATALOG__{self.name}__{key.replace('.', '__')}".upper().replace("-", "_")
+                raise ValueError(f"properties.{key}: no secrets in a job file; set {variable} in the environment")
+        return self
+
+
 class Output(_Strict):
     """Where the tables go: <uri>/predictions, <uri>/rejects, <uri>/reports, <uri>/metrics."""
 
     uri: str = Field(min_length=1)
     all_scores: bool = False
+    table: Literal["parquet", "iceberg"] = "parquet"
+    catalog: Catalog | None = Field(None, description="of the Iceberg tables")
+    grace_hours: float = Field(72, ge=0, allow_inf_nan=False, description="what nobody used for so long is swept")
+
+    @model_validator(mode="after")
+    def _check(self) -> Output:
+        if (self.table == "iceberg") != (self.catalog is not None):
+            raise ValueError("table: iceberg and catalog: {name: ...} belong together; give both or neither")
+        return self
 
 
 def _shapes(value: Any) -> Any:
@@ -268,6 +294,7 @@ class Job(_Strict):
         fields: dict[str, Any] = self.model_dump(mode="json", include=relevant)
         fields["input"] = self.input.model_dump(mode="json", exclude={"when_missing"})
         fields["all_scores"] = self.output.all_scores
+        fields["table"] = self.output.table
         return fields
 
     @pydantic.field_serializer("shapes")
@@ -322,6 +349,7 @@ def _located(job: Job, folder: Path) -> Job:
 
 _SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "model": Model, "parity": Parity, "input": Input, "reject_budget": RejectBudget, "output": Output,
+    "output.catalog": Catalog,
 }  # fmt: skip
 
 
@@ -333,7 +361,7 @@ def _explain(item: Any) -> str:
     field = ".".join(path)
     value = item.get("input")
     if item["type"] == "extra_forbidden":
-        owner = _SECTIONS.get(path[0], Job) if len(path) == 2 else KeptColumn if len(path) > 2 else Job
+        owner = _SECTIONS.get(".".join(path[:-1]), KeptColumn if len(path) > 2 else Job)
         return f"{field}: unknown key; valid keys here: {', '.join(owner.model_fields)}"
     if item["type"] == "missing":
         return f"{field}: is required"

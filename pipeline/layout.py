@@ -30,25 +30,39 @@ class Layout:
     def artifacts(self) -> str:
         return f"{self.state}/artifacts"
 
+    @property
+    def schema(self) -> str:
+        """The declared schema of the tables."""
+        return f"{self.state}/schema.json"
+
     def hub_dataset(self, name: str, config: str, revision: str, split: str) -> str:
         """Folder of the copy of one split of a hub dataset, with the final slash."""
         return f"{self.state}/hub/{name}/{config}/{revision}/{split}/"
 
-    def snapshot(self, ds: str, digest: str) -> str:
-        return f"{self.state}/snapshots/ds={ds}/{digest}.json"
+    def generation(self, ds: str) -> str:
+        """How often the partition was started over."""
+        return f"{self.state}/generations/ds={ds}/generation.json"
 
-    def tokens(self, ds: str, key: str) -> str:
-        return f"{self.state}/tokens/ds={ds}/{key}"
+    def snapshot(self, ds: str, digest: str, generation: int = 0) -> str:
+        return f"{self.state}/snapshots/ds={ds}/{digest}{_suffix(generation)}.json"
+
+    def tokens(self, ds: str, key: str, generation: int = 0) -> str:
+        return f"{self.state}/tokens/ds={ds}/{key}{_suffix(generation)}"
 
     def shape_plan(self, key: str) -> str:
         return f"{self.state}/shape_plans/{key}.json"
 
-    def run(self, ds: str, fingerprint: str) -> str:
-        return f"{self.state}/runs/ds={ds}/{fingerprint}"
+    def run(self, ds: str, fingerprint: str, generation: int = 0) -> str:
+        return f"{self.state}/runs/ds={ds}/{fingerprint}{_suffix(generation)}"
 
-    def work(self, ds: str) -> list[str]:
-        """Folders of a partition's finished work: all of it can be made again."""
-        return [f"{self.state}/{folder}/ds={ds}/" for folder in ("runs", "tokens", "snapshots")]
+    def work(self, folder: str, ds: str) -> str:
+        """A partition's finished work, all of which can be made again. `folder` is runs, tokens or snapshots."""
+        return f"{self.state}/{folder}/ds={ds}/"
+
+
+def _suffix(generation: int) -> str:
+    """Work of a partition that was started over lies beside the earlier work, which a live run may still need."""
+    return f"-g{generation}" if generation else ""
 
 
 def snapshot_events_folder(snapshot_uri: str, retry_of: str | None) -> str:

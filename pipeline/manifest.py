@@ -11,7 +11,7 @@ from pipeline.context import Context
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The committed version of a partition: what `published` compares and what the report counts."""
+    """What `is_published` compares and what the report counts."""
 
     fingerprint: str
     ds: str
@@ -23,7 +23,9 @@ class Manifest:
     truncated_rows: int
     truncated_tokens: int
     files: dict[str, list[dict[str, Any]]]
-    """Table -> parts with name, rows, size_bytes and sha256."""
+    """Table -> files with name, rows, size_bytes, sha256, and etag where readers list files."""
+    generation: int = 0
+    """See pipeline.generation."""
     origin: dict[str, Any] = field(default_factory=dict)
     """What a retry of its rejects compares itself with (see pipeline.retry)."""
     retried: tuple[str, ...] = ()

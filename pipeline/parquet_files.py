@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+_PLAIN: dict[str, Any] = {
+    "compression": "zstd", "version": "2.4", "store_schema": False, "coerce_timestamps": "us",
+}  # fmt: skip
+_GROUP_ROWS = 100_000
+_GROUP_BYTES = 64 << 20
+"""A row group is closed when it has this much: small parts share one, so that readers skip and split well."""
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
     """A Parquet file that every reader takes: no Arrow schema inside, format 2.4, zstd."""
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", version="2.4", store_schema=False, coerce_timestamps="us")
+    pq.write_table(table, buffer, **_PLAIN)
     return buffer.getvalue()
+
+
+def write_joined(tables: Iterator[pa.Table], file: BinaryIO) -> None:
+    """Tables of one schema, at least one, as one Parquet file. Memory: one table and one row group."""
+    first = next(tables)
+    with pq.ParquetWriter(file, first.schema, **_PLAIN) as writer:
+        waiting = [first]
+        for table in tables:
+            if sum(item.num_rows for item in waiting) >= _GROUP_ROWS or sum(i.nbytes for i in waiting) >= _GROUP_BYTES:
+                _write_group(writer, waiting)
+                waiting = []
+            waiting.append(table)
+        _write_group(writer, waiting)
+
+
+def _write_group(writer: pq.ParquetWriter, tables: list[pa.Table]) -> None:
+    whole = pa.concat_tables(tables)
+    writer.write_table(whole, row_group_size=max(1, whole.num_rows))
 
 
 def read_table(data: bytes) -> pa.Table:

@@ -30,7 +30,7 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
     With `retry_of`, the rejects alone of that published run: no budget applies, for none of them can become more.
     """
     model_dir, model = job_model(context)
-    tokens_uri = context.layout.tokens(context.ds, tokens_key(context, snapshot, model, retry_of))
+    tokens_uri = context.layout.tokens(context.ds, tokens_key(context, snapshot, model, retry_of), snapshot.generation)
     splits = [load_counts(context.objects, tokens_uri, split.index) for split in snapshot.splits]
     toolchain = job_toolchain(context, model)
     counts = length_counts(splits, context.job.max_length)
@@ -55,6 +55,7 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
         artifacts=artifacts,
         shards=shards,
         row_offsets=offsets,
+        generation=snapshot.generation,
         drift=drift,
         retry_of=retry_of,
     )

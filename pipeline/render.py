@@ -130,6 +130,19 @@ def artifacts_view(manifests: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
+def schema_view(tables: dict[str, dict[str, str]], changes: list[str], accepted: bool) -> RenderableType:
+    """A job's declared columns, and how they differ from the published ones."""
+    table = Table(title="columns", title_justify="left")
+    for name in ("table", "column", "type"):
+        table.add_column(name)
+    for name, columns in tables.items():
+        for column, kind in columns.items():
+            table.add_row(name, column, kind)
+    verdict = "accepted: " if accepted else "not accepted (give --accept): "
+    lines = [verdict + change for change in changes] or ["as in the published partitions, or none is published yet"]
+    return Group(table, Text("\n".join(lines)))
+
+
 def doctor_view(found: dict[str, Any]) -> RenderableType:
     """What this machine can run."""
     table = Table(title="targets", title_justify="left")

@@ -37,6 +37,7 @@ def make_report(plan: RunPlan, manifest: Manifest, tally: EventTally, shape_plan
         "job": plan.job.name,
         "ds": plan.ds,
         "fingerprint": plan.fingerprint,
+        "generation": plan.generation,
         "model": plan.job.model.uri,
         "target": plan.job.target,
         "precision": plan.precision,

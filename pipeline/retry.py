@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.columns import rejects_table_schema
 from pipeline.context import Context
 from pipeline.errors import JobError, StorageError
 from pipeline.manifest import Manifest, committed
 from pipeline.models import job_model
 from pipeline.run_plan import RunPlan
 from pipeline.snapshot import Snapshot
+from pipeline.tables import table_format
 
 MAY_CHANGE = ("max_length", "truncation", "target")
 """Output fields of the job that may differ from those of the published run; others decide about rows that stay."""
@@ -70,7 +72,7 @@ def origin(plan: RunPlan, snapshot: Snapshot) -> dict[str, Any]:
 def rejected_rows(context: Context, retry_of: str, snapshot: Snapshot, split: int) -> frozenset[tuple[int, int]]:
     """The published rejects of a split, as (piece, row in piece)."""
     base = base_version(context, retry_of)
-    table = _published(context, base, snapshot, "rejects", split, ["source_uri", "source_row"])
+    table = _published(context, base, snapshot, split, "rejects", rejects_table_schema())
     return frozenset(_places(base.origin["row_offsets"][split], snapshot, split, table))
 
 
@@ -81,9 +83,7 @@ def merged(context: Context, plan: RunPlan, snapshot: Snapshot, split: int, pred
     """
     assert plan.retry_of is not None
     base = base_version(context, plan.retry_of)
-    kept = _published(context, base, snapshot, "predictions", split)
-    if not kept.schema.equals(predictions.schema):
-        raise JobError(f"ds={context.ds} was published with other columns; run: lengthwise run JOB --ds {context.ds}")
+    kept = _published(context, base, snapshot, split, "predictions", predictions.schema)
     both = pa.concat_tables([kept, predictions])
     places = list(_places(plan.row_offsets[split], snapshot, split, both))
     return both.take(pa.array(sorted(range(len(places)), key=places.__getitem__), pa.int64())).combine_chunks()
@@ -97,18 +97,23 @@ def _places(offsets: Sequence[int], snapshot: Snapshot, split: int, table: pa.Ta
 
 
 def _published(
-    context: Context, base: Manifest, snapshot: Snapshot, table: str, split: int, columns: list[str] | None = None
+    context: Context, base: Manifest, snapshot: Snapshot, split: int, table: str, schema: pa.Schema
 ) -> pa.Table:
     """Rows of one split in a published table; other row groups are left out by their statistics."""
     wanted = _within(base.origin["row_offsets"], snapshot, split)
-    found = []
-    for part in base.files[table]:
-        uri = context.layout.partition(table, context.ds) + part["name"]
+    found = [schema.empty_table()]
+    for uri in table_format(context).files(context, base, table):
         try:
             info = context.objects.head(uri)
         except FileNotFoundError:
             raise StorageError(f"{uri} is gone: another run is publishing ds={context.ds}; run again") from None
-        found.append(pq.read_table(context.objects.open(info), columns=columns, filters=wanted))
+        read = pq.read_table(context.objects.open(info), filters=wanted)
+        own = [name for name in read.column_names if name != "ds"]  # which Iceberg has in the file, too
+        if own != schema.names:
+            raise JobError(
+                f"ds={context.ds} was published with other columns; run: lengthwise run JOB --ds {context.ds}"
+            )
+        found.append(read.select(own).cast(schema))
     return pa.concat_tables(found)
 
 

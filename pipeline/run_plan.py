@@ -32,6 +32,8 @@ class RunPlan:
     shards: tuple[Shard, ...]
     row_offsets: tuple[tuple[int, ...], ...]
     """Per split and piece, rows of the same object before it."""
+    generation: int
+    """See pipeline.generation; no part of the fingerprint, for the same input gives the same bytes again."""
     drift: dict[str, Any] | None
     """What a new shape plan would save (see pipeline.frozen_plan); None when there was nothing to compare."""
     retry_of: str | None = None
@@ -44,7 +46,7 @@ class RunPlan:
 
     @property
     def uri(self) -> str:
-        return Layout(self.job.output.uri).run(self.ds, self.fingerprint)
+        return Layout(self.job.output.uri).run(self.ds, self.fingerprint, self.generation)
 
     def to_json(self) -> dict[str, Any]:
         data = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}

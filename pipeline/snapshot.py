@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.context import Context
 from pipeline.digests import digest
 from pipeline.errors import JobError
+from pipeline.generation import current_generation
 from pipeline.hub_datasets import SCHEME, hub_copy
 from pipeline.job import Input
 from pipeline.manifest import committed
@@ -35,11 +36,14 @@ class Snapshot:
     formats: tuple[str, ...]
     """One of the job's formats per object."""
     splits: tuple[Split, ...]
+    generation: int = 0
+    """How often the partition was started over before; no part of the digest."""
 
     @property
     def digest(self) -> str:
         """Two runs over the same objects have the same digest; the way they are cut is part of it."""
         data = self.to_json()
+        del data["generation"]
         for info in data["objects"]:
             del info["stamp"]  # when a file was touched says nothing of its content
         return digest(data)
@@ -56,6 +60,7 @@ class Snapshot:
             splits=tuple(
                 Split(item["index"], tuple(Piece(**piece) for piece in item["pieces"])) for item in data["splits"]
             ),
+            generation=data.get("generation", 0),  # of an older version
         )
 
 
@@ -65,14 +70,15 @@ def take_snapshot(context: Context) -> tuple[str, Snapshot]:
     Raises JobError when there are no input objects and the job says `when_missing: fail`.
     """
     input_uri, spec = _located(context)
+    generation = current_generation(context)
     found = list_input(context.objects, input_uri)
     if not found:
-        _check_missing(context, input_uri)
+        _check_missing(context, input_uri, generation)
     chosen = input_objects(context.objects, found, spec)
     objects, formats = [info for info, _ in chosen], [name for _, name in chosen]
     splits = gather(_units(context, objects, formats), spec.split_bytes, spec.split_rows)
-    snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits))
-    uri = context.layout.snapshot(context.ds, snapshot.digest)
+    snapshot = Snapshot(context.ds, tuple(objects), tuple(formats), tuple(splits), generation)
+    uri = context.layout.snapshot(context.ds, snapshot.digest, generation)
     context.objects.put_new(uri, json.dumps(snapshot.to_json()).encode())
     size = sum(info.size_bytes for info in objects)
     context.say(f"snapshot: {len(objects)} objects, {size / 1e6:.1f} MB, {len(splits)} splits")
@@ -90,10 +96,10 @@ def _located(context: Context) -> tuple[str, Input]:
     return uri, spec
 
 
-def _check_missing(context: Context, input_uri: str) -> None:
+def _check_missing(context: Context, input_uri: str, generation: int) -> None:
     """Raises JobError where a night without input must not be published as an empty one."""
     manifest = committed(context)
-    if manifest is not None and manifest.rows:
+    if manifest is not None and manifest.rows and manifest.generation >= generation:
         raise JobError(
             f"{input_uri}: no input objects for ds={context.ds}, which is published with {manifest.rows:,} rows; "
             "nothing was changed. Restore the input, or give --fresh to replace the partition"

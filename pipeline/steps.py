@@ -9,22 +9,27 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.building import compile_run, missing_shapes
-from pipeline.commit import commit_run, is_published, sweep
+from pipeline.commit import commit_run
 from pipeline.context import Context
-from pipeline.cores import available_cores, leased_core
-from pipeline.errors import WorkerError
+from pipeline.cores import available_cores, leased_core, sweep_locks
+from pipeline.declared_schema import check_schema
+from pipeline.errors import StorageError, WorkerError
 from pipeline.events import EventLog, timed
+from pipeline.generation import start_over
 from pipeline.infer import infer_piece, infer_shards
 from pipeline.layout import shard_object, snapshot_events_folder
-from pipeline.manifest import committed
+from pipeline.manifest import Manifest, committed
 from pipeline.models import job_model
 from pipeline.planning import plan_run
 from pipeline.publish import publish_split
+from pipeline.published import is_published
 from pipeline.report import load_report, write_report
 from pipeline.retry import retriable
 from pipeline.run_plan import RunPlan, load_run
 from pipeline.shards import places_by_split
 from pipeline.snapshot import Snapshot, load_snapshot, take_snapshot
+from pipeline.sweep import partitions, sweep_partition, sweep_run
+from pipeline.tables import table_format
 from pipeline.tokenize import tokenize_split, tokens_key
 from pipeline.tokenizer import Tokenizer
 
@@ -57,6 +62,29 @@ def _resume(context: Context, run_uri: str) -> tuple[Context, RunPlan]:
     return dataclasses.replace(context, job=planned.job, ds=planned.ds), planned
 
 
+@contextmanager
+def _unless_published(context: Context, plan: RunPlan) -> Iterator[None]:
+    """The body, unless another process publishes this very run meanwhile, and sweeps what the body needs."""
+    try:
+        yield
+    except (FileNotFoundError, WorkerError) as error:
+        if is_published(context, plan):
+            context.say(f"ds={context.ds}: another process has published this run meanwhile")
+        elif isinstance(error, FileNotFoundError):
+            raise StorageError(
+                f"{error} is gone: it was deleted, or swept as work that nobody had touched for output.grace_hours; "
+                "run again"
+            ) from error
+        else:
+            raise
+
+
+def check(context: Context) -> None:
+    """Before any work: whether the night would have the columns that the published ones have. Raises JobError."""
+    _, model = job_model(context)
+    check_schema(context, model)
+
+
 def snapshot(context: Context, *, retry: bool = False) -> dict[str, Any]:
     """Pin the night's input: {snapshot, splits, objects, size_bytes, workers, retry_of}.
 
@@ -86,7 +114,7 @@ def tokenize(
     with _snapshot_step(context, "tokenize", snapshot_uri, retry_of, index) as fields:
         folder, model = job_model(context)
         tokenizer = Tokenizer(folder, context.job.max_length, context.job.truncation)
-        tokens_uri = context.layout.tokens(context.ds, tokens_key(context, taken, model, retry_of))
+        tokens_uri = context.layout.tokens(context.ds, tokens_key(context, taken, model, retry_of), taken.generation)
         counts = [
             tokenize_split(context, taken, split, tokens_uri, tokenizer, model.vocab_size, retry_of)
             for split in taken.splits[index::of]
@@ -129,8 +157,13 @@ def infer(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[s
     context, planned = _resume(context, run_uri)
     if is_published(context, planned) or not planned.shards:
         return {"shards": 0, "rows": 0, "compilations": 0}
+    result = {"shards": 0, "rows": 0, "compilations": 0}
     lease = leased_core(available_cores(), context.say)
-    with lease as core, _run_step(context, "infer", planned, index) as (log, fields):
+    with (
+        _unless_published(context, planned),
+        lease as core,
+        _run_step(context, "infer", planned, index) as (log, fields),
+    ):
         result = infer_shards(context, planned, index, of, core, log)
         fields.update(result, core=core)
     return result
@@ -146,10 +179,11 @@ def piece(context: Context, run_uri: str, shard: int, start: int, stop: int) -> 
 def publish(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
     """Stage the parts of splits index, index + of, ...: {rows, predicted, rejected}."""
     context, planned = _resume(context, run_uri)
+    result = {"rows": 0, "predicted": 0, "rejected": 0}
     if is_published(context, planned):
-        return {"rows": 0, "predicted": 0, "rejected": 0}
-    _require_shards(context, planned)
-    with _run_step(context, "publish", planned, index) as (_, fields):
+        return result
+    with _unless_published(context, planned), _run_step(context, "publish", planned, index) as (_, fields):
+        _require_shards(context, planned)
         taken = load_snapshot(context.objects, planned.snapshot_uri)
         places = places_by_split(planned.shards)
         done = [
@@ -174,11 +208,12 @@ def _require_shards(context: Context, planned: RunPlan) -> None:
 def commit(context: Context, run_uri: str) -> dict[str, Any]:
     """Make the partition visible: {rows, predicted, rejected, uri, fingerprint}."""
     context, planned = _resume(context, run_uri)
-    if is_published(context, planned):
-        manifest = commit_run(context, planned)  # which finds it done, and leaves no event
-    else:
-        with _run_step(context, "commit", planned):
+    manifest: Manifest | None = None
+    if not is_published(context, planned):  # else it leaves no event
+        with _unless_published(context, planned), _run_step(context, "commit", planned):
             manifest = commit_run(context, planned)
+    manifest = manifest or commit_run(context, planned)  # which finds it done
+    table_format(context).tidy(context, manifest, _since(context))
     return {
         "rows": manifest.rows,
         "predicted": manifest.predicted,
@@ -195,18 +230,37 @@ def report(context: Context, run_uri: str) -> dict[str, Any]:
     manifest = committed(context)
     if manifest is None or not (manifest.holds(planned.fingerprint) or manifest.fingerprint == planned.retry_of):
         raise WorkerError(f"ds={context.ds}: run {planned.fingerprint} is not committed; run the commit step")
-    if found is None or found["fingerprint"] != manifest.fingerprint:
+    if found is None or (found["fingerprint"], found.get("generation")) != (manifest.fingerprint, manifest.generation):
         shown = planned  # or a retry of its rejects
         if manifest.fingerprint != planned.fingerprint:
-            shown = load_run(context.objects, context.layout.run(context.ds, manifest.fingerprint))
+            shown = load_run(context.objects, context.layout.run(context.ds, manifest.fingerprint, manifest.generation))
         found = write_report(context, shown, manifest, found)
-    sweep(context, planned)
+    sweep_run(context, planned)
+    sweep_partition(context, _since(context))
+    sweep_locks(planned.fingerprint, _since(context))
     return found
 
 
+def _since(context: Context) -> float:
+    """What was last used before this, in epoch seconds, is swept."""
+    return time.time() - context.job.output.grace_hours * 3600
+
+
+def sweep(context: Context) -> dict[str, int]:
+    """Sweep every partition of the job: {partitions, removed}."""
+    removed = 0
+    found = partitions(context)
+    for ds in found:
+        own = dataclasses.replace(context, ds=ds)
+        removed += sweep_partition(own, _since(context))
+        manifest = committed(own)
+        if manifest is not None:
+            removed += table_format(own).tidy(own, manifest, _since(context))
+    removed += table_format(context).tidy_all(context, _since(context))
+    sweep_locks(None, _since(context))
+    return {"partitions": len(found), "removed": removed}
+
+
 def forget(context: Context) -> None:
-    """Start the partition over: its finished work goes; what readers see stays until the new version replaces it."""
-    for folder in context.layout.work(context.ds):
-        for uri in context.objects.list(folder):
-            context.objects.delete(uri)
-    context.objects.delete(context.layout.manifest(context.ds))
+    """Start the partition over: no finished work is found; what readers see stays until the new version replaces it."""
+    start_over(context)

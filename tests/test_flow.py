@@ -251,7 +251,7 @@ def test_changed_parameters_make_another_fingerprint_and_replace_the_partition(l
     assert max(table["token_count"].to_pylist()) == 64
 
 
-def test_several_parts_hold_every_row_once(tmp_path: Path, tiny_model: Path) -> None:
+def test_several_splits_become_one_file_that_holds_every_row_once(tmp_path: Path, tiny_model: Path) -> None:
     """Over the split limit by rows: three Parquet row groups of more than half the limit each."""
     import pyarrow as pa
 
@@ -262,12 +262,12 @@ def test_several_parts_hold_every_row_once(tmp_path: Path, tiny_model: Path) -> 
     pq.write_table(pa.Table.from_pylist(source), path, row_group_size=80)
     report = home.run()
     assert report["predicted"] == 240
-    parts = sorted((tmp_path / f"out/predictions/ds={DS}").iterdir())
-    assert len(parts) == 3
-    ids = [value for part in parts for value in pq.read_table(part, partitioning=None)["row_id"].to_pylist()]
-    assert ids == [row["id"] for row in source]
-    places = [value for part in parts for value in pq.read_table(part, partitioning=None)["source_row"].to_pylist()]
-    assert places == list(range(240))
+    context = home.context()
+    assert load_run(context.objects, context.layout.run(DS, report["fingerprint"])).parts == 3
+    (part,) = (tmp_path / f"out/predictions/ds={DS}").iterdir()
+    table = pq.read_table(part, partitioning=None)
+    assert table["row_id"].to_pylist() == [row["id"] for row in source]
+    assert table["source_row"].to_pylist() == list(range(240))
 
 
 def test_report_is_derivable_from_output_and_events(local: JobHome) -> None:

@@ -33,6 +33,7 @@ KEEP_NAME = (
     "an output column's name is letters, digits and _, does not start with __, and differs from the others by more "
     "than case; name it {column: ..., type: ...}"
 )
+ICEBERG = {"uri": "o", "table": "iceberg"}
 TEMPLATE = "write {column}, without format or index; {{ and }} are literal braces"
 
 
@@ -57,7 +58,39 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         input_with(keep={"a": {"column": "a", "kind": "date"}}),
         "input.keep.a.kind: unknown key; valid keys here: column, type",
     ),
-    (job_with(output={"uri": "o", "format": "x"}), "output.format: unknown key; valid keys here: uri, all_scores"),
+    (
+        job_with(output={"uri": "o", "format": "x"}),
+        "output.format: unknown key; valid keys here: uri, all_scores, table, catalog, grace_hours",
+    ),
+    (
+        job_with(output={"uri": "o", "table": "iceberg"}),
+        "output: table: iceberg and catalog: {name: ...} belong together; give both or neither",
+    ),
+    (
+        job_with(output={"uri": "o", "catalog": {"name": "lake"}}),
+        "output: table: iceberg and catalog: {name: ...} belong together; give both or neither",
+    ),
+    (
+        job_with(output={"uri": "o", "table": "iceberg", "catalog": {"name": "lake", "url": "x"}}),
+        "output.catalog.url: unknown key; valid keys here: name, type, namespace, properties",
+    ),
+    (
+        job_with(output=ICEBERG | {"catalog": {"name": "my-lake", "properties": {"s3.secret-access-key": "x"}}}),
+        "output.catalog: properties.s3.secret-access-key: no secrets in a job file; set "
+        "PYICEBERG_CATALOG__MY_LAKE__S3__SECRET_ACCESS_KEY in the environment",
+    ),
+    (
+        job_with(output=ICEBERG | {"catalog": {"name": "lake", "properties": {"uri": "postgresql://me:pw@host/db"}}}),
+        "output.catalog: properties.uri: no secrets in a job file; set PYICEBERG_CATALOG__LAKE__URI in the environment",
+    ),
+    (
+        job_with(output=ICEBERG | {"catalog": {"name": "My Lake"}}),
+        "output.catalog.name: String should match pattern '^[a-z][a-z0-9-]*$' (got 'My Lake')",
+    ),
+    (
+        job_with(output={"uri": "o", "grace_hours": -1}),
+        "output.grace_hours: Input should be greater than or equal to 0 (got -1)",
+    ),
     (job_with(reject_budget={"percent": 1}), "reject_budget.percent: unknown key; valid keys here: rows, share"),
     ({key: value for key, value in MINIMAL.items() if key != "name"}, "name: is required"),
     (job_with(model={}), "model.uri: is required"),

@@ -109,6 +109,14 @@ def test_toolchains_are_imported_by_their_target_only(path: Path) -> None:
         assert within(imports(path), TARGET_LIBRARIES) == set()
 
 
+@pytest.mark.parametrize("path", sources("pipeline"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_iceberg_is_imported_by_its_table_format_only(path: Path) -> None:
+    if path.parent.name != "tables":
+        assert within(imports(path), {"pyiceberg", "sqlalchemy"}) == set()
+        heavy = {f"pipeline.tables.{name}" for name in ("iceberg", "catalog", "orphans")}
+        assert within(imports(path), heavy) == set()
+
+
 @pytest.mark.parametrize("name", PARSED_BY_AIRFLOW)
 def test_what_airflow_parses_imports_nothing_heavy(name: str) -> None:
     assert within(imports(ROOT / name, module_level_only=True), HEAVY) == set()

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from pipeline.errors import StorageError
 
@@ -40,10 +40,13 @@ class Backend(Protocol):
     def put(self, uri: str, data: bytes) -> None: ...
     def put_new(self, uri: str, data: bytes) -> bool: ...
     def put_if(self, uri: str, data: bytes, etag: str | None) -> bool: ...
+    def put_file_if(self, uri: str, file: BinaryIO, etag: str | None) -> bool: ...
     def upload_new(self, path: Path, uri: str) -> bool: ...
     def download(self, uri: str, path: Path) -> None: ...
     def copy(self, source: str, destination: str) -> None: ...
     def delete(self, uri: str) -> None: ...
+    def list_modified(self, prefix: str) -> dict[str, float]: ...
+    def discard_unfinished(self, prefix: str, before: float) -> int: ...
 
 
 class Objects:
@@ -95,6 +98,11 @@ class Objects:
         """Compare and swap: replace only the version `etag` (None: only when absent). False when another came first."""
         return self._backend(uri).put_if(uri, data, etag)
 
+    def put_file_if(self, uri: str, file: BinaryIO, etag: str | None) -> bool:
+        """As `put_if`, with the whole content of a seekable file of any size; it appears at once, never in pieces."""
+        file.seek(0)
+        return self._backend(uri).put_file_if(uri, file, etag)
+
     def upload_new(self, path: Path, uri: str) -> bool:
         return self._backend(uri).upload_new(path, uri)
 
@@ -108,6 +116,14 @@ class Objects:
 
     def delete(self, uri: str) -> None:
         self._backend(uri).delete(uri)
+
+    def list_modified(self, prefix: str) -> dict[str, float]:
+        """URI -> when it was last written, in epoch seconds of the store's clock."""
+        return self._backend(prefix).list_modified(prefix)
+
+    def discard_unfinished(self, prefix: str, before: float) -> int:
+        """Remove what writes that never ended left under a prefix, if they began before that epoch second: how many."""
+        return self._backend(prefix).discard_unfinished(prefix, before)
 
     def open(self, info: ObjectInfo, start: int = 0) -> io.BufferedReader[RangeReader]:
         """A seekable reader over the pinned version, in ranged requests of 4 MiB; nothing is kept beyond the buffer."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from io import BufferedReader
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
+from typing import BinaryIO
 
 from pipeline.errors import StorageError
 from pipeline.objects import ObjectInfo
 
 TEMPORARY_PREFIX = ".lengthwise-tmp-"
+_LOCK = f"{TEMPORARY_PREFIX}lock-"
 _SETTLED_NS = 2_000_000_000
 """Clocks of file systems tick coarsely: a file written less than this before may be written again at the same time."""
 
@@ -32,16 +35,7 @@ class LocalObjects:
         self._etags: dict[tuple[str, str], str] = {}
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        folder = prefix.rpartition("/")[0] or ("/" if prefix.startswith("/") else ".")
-        found: dict[str, int] = {}
-        for parent, _, names in os.walk(folder):
-            for name in names:
-                path = os.path.join(parent, name)
-                if path.startswith(prefix) and TEMPORARY_PREFIX not in path:
-                    with contextlib.suppress(FileNotFoundError):  # another process removed it meanwhile
-                        status = os.stat(path)
-                        if stat.S_ISREG(status.st_mode):
-                            found[path] = status.st_size
+        found = {path: status.st_size for path, status in _files(prefix) if TEMPORARY_PREFIX not in path}
         return dict(sorted(found.items()))
 
     def list_info(self, prefix: str, wanted: Callable[[str], bool]) -> list[ObjectInfo]:
@@ -90,18 +84,25 @@ class LocalObjects:
             return _link(temporary, uri)
 
     def put_if(self, uri: str, data: bytes, etag: str | None) -> bool:
-        if etag is None:
-            return self.put_new(uri, data)
-        with _translated(uri), _temporary(uri) as temporary, _locked(uri):
-            try:
-                with open(uri, "rb") as file:
-                    same = _digest(file) == etag
-            except FileNotFoundError:
-                return False
-            if same:
-                _write(temporary, data)
-                os.replace(temporary, uri)
-            return same
+        return self.put_file_if(uri, io.BytesIO(data), etag)
+
+    def put_file_if(self, uri: str, file: BinaryIO, etag: str | None) -> bool:
+        with _translated(uri), _temporary(uri) as temporary:
+            with open(temporary, "wb") as copy:
+                shutil.copyfileobj(file, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+            if etag is None:
+                return _link(temporary, uri)
+            with _locked(uri):
+                try:
+                    with open(uri, "rb") as present:
+                        same = _digest(present) == etag
+                except FileNotFoundError:
+                    return False
+                if same:
+                    os.replace(temporary, uri)
+                return same
 
     def upload_new(self, path: Path, uri: str) -> bool:
         with _translated(uri), _temporary(uri) as temporary:
@@ -119,6 +120,32 @@ class LocalObjects:
     def delete(self, uri: str) -> None:
         with _translated(uri), contextlib.suppress(FileNotFoundError):
             os.unlink(uri)
+
+    def list_modified(self, prefix: str) -> dict[str, float]:
+        return {path: status.st_mtime for path, status in _files(prefix) if TEMPORARY_PREFIX not in path}
+
+    def discard_unfinished(self, prefix: str, before: float) -> int:
+        left = [path for path, status in _files(prefix) if TEMPORARY_PREFIX in path and status.st_mtime < before]
+        for path in left:
+            if _LOCK not in path:
+                self.delete(path)
+                continue
+            with _locked(path.replace(_LOCK, "")):  # nobody holds it now; who waits for it takes a new one
+                self.delete(path)
+        return len(left)
+
+
+def _files(prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Regular files whose path starts with the prefix, temporary ones included."""
+    folder = prefix.rpartition("/")[0] or ("/" if prefix.startswith("/") else ".")
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            if path.startswith(prefix):
+                with contextlib.suppress(FileNotFoundError):  # another process removed it meanwhile
+                    status = os.stat(path)
+                    if stat.S_ISREG(status.st_mode):
+                        yield path, status
 
 
 def _stamp(status: os.stat_result) -> str:
@@ -161,10 +188,20 @@ def _temporary(uri: str) -> Iterator[str]:
 @contextlib.contextmanager
 def _locked(uri: str) -> Iterator[None]:
     """Compare-and-swap of a file needs a lock; it lies beside the file under a hidden name."""
-    path = os.path.join(os.path.dirname(uri), f"{TEMPORARY_PREFIX}lock-{os.path.basename(uri)}")
-    with open(path, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    path = os.path.join(os.path.dirname(uri), f"{_LOCK}{os.path.basename(uri)}")
+    while True:
+        with open(path, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, path):  # a sweep may have removed it while we waited: then it guards nothing
+                yield
+                return
+
+
+def _is_at(file: BufferedIOBase, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _write(path: str, data: bytes) -> None:

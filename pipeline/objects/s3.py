@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import boto3
 from botocore.config import Config
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 _CONFLICT_RETRIES = 5
 """AWS answers 409 while two conditional writes of one key race; the winner is decided a moment later."""
+
+_ONE_PUT_BYTES = 64 << 20
+"""Larger files are uploaded in pieces of at least this size; S3 shows them when the last one is there."""
+_MAX_PIECES = 9_000
+_REFUSED = ("PreconditionFailed", "412", "NoSuchKey", "404", "NoSuchUpload")
 
 _ADVICE = {
     "AccessDenied": "these credentials may not do that; check the bucket policy",
@@ -95,10 +100,38 @@ class S3Objects:
             self._client.put_object(Bucket=bucket, Key=key, Body=data)
 
     def put_new(self, uri: str, data: bytes) -> bool:
-        return self._put_conditional(uri, data, {"IfNoneMatch": "*"})
+        return self.put_if(uri, data, None)
 
     def put_if(self, uri: str, data: bytes, etag: str | None) -> bool:
-        return self._put_conditional(uri, data, {"IfNoneMatch": "*"} if etag is None else {"IfMatch": f'"{etag}"'})
+        return self._put_conditional(uri, data, _condition(etag))
+
+    def put_file_if(self, uri: str, file: BinaryIO, etag: str | None) -> bool:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if size <= _ONE_PUT_BYTES:
+            return self.put_if(uri, file.read(), etag)
+        bucket, key = _split(uri)
+        with _translated(uri):
+            upload: dict[str, Any] = {"Bucket": bucket, "Key": key}
+            upload["UploadId"] = self._client.create_multipart_upload(**upload)["UploadId"]
+            try:
+                pieces: list[Any] = []
+                while data := file.read(max(_ONE_PUT_BYTES, size // _MAX_PIECES)):
+                    number = len(pieces) + 1
+                    answer = self._client.upload_part(**upload, PartNumber=number, Body=data)
+                    pieces.append({"ETag": answer["ETag"], "PartNumber": number})
+                self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": pieces}, **_condition(etag))
+            except BaseException as error:
+                self._abort(upload)
+                # NoSuchUpload: of a request whose answer was lost; the caller looks at what is there, as after a race.
+                if isinstance(error, ClientError) and _code(error) in _REFUSED:
+                    return False
+                raise
+        return True
+
+    def _abort(self, upload: dict[str, Any]) -> None:
+        with contextlib.suppress(ClientError, BotoCoreError):  # it has a reason to fail already; a sweep finds the rest
+            self._client.abort_multipart_upload(**upload)
 
     def _put_conditional(self, uri: str, data: bytes, condition: dict[str, Any]) -> bool:
         bucket, key = _split(uri)
@@ -147,6 +180,27 @@ class S3Objects:
         bucket, key = _split(uri)
         with _translated(uri):
             self._client.delete_object(Bucket=bucket, Key=key)
+
+    def list_modified(self, prefix: str) -> dict[str, float]:
+        bucket, key = _split(prefix)
+        with _translated(prefix):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+            items = [item for page in pages for item in page.get("Contents", [])]
+        return {f"s3://{bucket}/{item['Key']}": item["LastModified"].timestamp() for item in items}
+
+    def discard_unfinished(self, prefix: str, before: float) -> int:
+        bucket, key = _split(prefix)
+        with _translated(prefix):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=key)
+            uploads = [item for page in pages for item in page.get("Uploads", [])]
+        old = [item for item in uploads if item["Initiated"].timestamp() < before]
+        for item in old:
+            self._abort({"Bucket": bucket, "Key": item["Key"], "UploadId": item["UploadId"]})
+        return len(old)
+
+
+def _condition(etag: str | None) -> dict[str, Any]:
+    return {"IfNoneMatch": "*"} if etag is None else {"IfMatch": f'"{etag}"'}
 
 
 def _custom_endpoint() -> bool:
