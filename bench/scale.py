@@ -58,7 +58,8 @@ class Night:
 def run_night(folder: Path, rows: int, target: str, split_rows: int = SPLIT_ROWS) -> Night:
     """Make the input, run it, read the figures. Raises subprocess.CalledProcessError."""
     root = Path(__file__).parent.parent
-    environment = {**os.environ, **register_stub(folder / "plugin"), "LENGTHWISE_CACHE": str(folder / "cache")}
+    own = {f"LENGTHWISE_{name}": str(folder / name.lower()) for name in ("CACHE", "LOCK_DIR")}
+    environment = {**os.environ, **register_stub(folder / "plugin"), **own}
     made = [sys.executable, "-m", "bench.scale_inputs", str(folder), str(rows), target, str(split_rows)]
     subprocess.run(made, check=True, cwd=root, env=environment)
     command = [sys.executable, "-m", "pipeline", "run", str(job_file(folder, rows, target)), "--ds", DS, "--json"]
