@@ -93,7 +93,8 @@ def test_union_seconds_counts_each_second_once(intervals: list[list[int]]) -> No
 def shard_event(shard: int, core: int, started: float, *, created: bool) -> dict[str, Any]:
     return {
         "event": "shard", "host": "h", "core": core, "shard": shard, "shape": "4x16", "rows": 4, "batches": 1,
-        "slot_tokens": 64, "real_tokens": 50, "started": started, "execute_s": 1.0, "cpu_s": 0.5, "created": created,
+        "slot_tokens": 64, "real_tokens": 50, "started": started, "load_s": 0.1, "execute_s": 1.0,
+        "cpu_s": 0.5, "created": created,
     }  # fmt: skip
 
 
