@@ -1,10 +1,13 @@
 # The commands of this repository. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help env lock lint test test-slow bench-quick scale demo demo-check airflow clean
+.PHONY: help env lock lint test test-slow chaos bench-quick scale demo demo-check airflow clean
 VENV := .venv
 RUN := $(VENV)/bin/python
 # What pytest is given, for example: make test PYTEST_ARGS="-k planner -x"
 PYTEST_ARGS ?=
+# How many processes `make chaos` kills, and which random moments it draws.
+KILLS ?= 200
+SEED ?= 1
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -28,6 +31,10 @@ test: env ## the test suite
 
 test-slow: env ## the tests that take minutes each
 	$(RUN) -m pytest -m slow $(PYTEST_ARGS)
+
+chaos: env ## kill -9 at random moments: KILLS=200 SEED=1 (about 15 minutes on an idle machine), then the slow fault tests
+	@PYTHONPATH=.:tests $(RUN) -m chaos_run --kills $(KILLS) --seed $(SEED)
+	$(RUN) -m pytest -m slow tests/test_s3_faults.py tests/test_faulty_runs.py
 
 bench-quick: env ## Lengthwise against what one would write instead, in CPU seconds (about 4 minutes)
 	@$(RUN) -m bench.quick

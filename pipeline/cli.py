@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -16,11 +17,16 @@ from pipeline.terminal import Ds, Fresh, JobFile, Json, chosen_bar, make_context
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 unexpected error; 2 the job file or an argument is wrong; 3 the data broke the reject budget;
-4 an artifact is missing or unfit; 5 the object store; 6 a worker died or the device failed; 7 rows in and out do not
-add up; 130 interrupted, 143 terminated (run again to continue).
+4 an artifact is missing or unfit; 5 the object store or the local disk; 6 a worker died or the device failed; 7 rows in
+and out do not add up; 130 interrupted, 143 terminated (run again to continue).
 """
 
 _STOPPED = {130: "interrupted", 143: "terminated"}
+_DISK_ERRORS = {
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EROFS", "EACCES", "EPERM", "EIO", "ENOTDIR", "EEXIST", "EISDIR")
+}
+"""Of the folders on this machine that a step needs: mend them, run again."""
 
 app = typer.Typer(
     name="lengthwise",
@@ -149,7 +155,7 @@ def main() -> NoReturn:
         known = _exit_code(error)
         if known is None:
             raise
-        sys.exit(_fail(str(error), known))
+        sys.exit(_fail(_message(error), known))
     raise AssertionError("unreachable: app() exits")
 
 
@@ -159,11 +165,22 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+def _message(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return (
+        f"{error.filename or 'a local folder'}: {error.strerror}; check the space and the permissions there "
+        "(LENGTHWISE_CACHE, LENGTHWISE_LOCK_DIR and TMPDIR name the folders), then run again"
+    )
+
+
 def _exit_code(error: Exception) -> int | None:
     """None for an error that is a defect and deserves its traceback."""
     from compile.errors import ArtifactError, CompileError, DeviceError, TargetUnavailable
-    from pipeline.errors import LengthwiseError
+    from pipeline.errors import LengthwiseError, StorageError
 
+    if isinstance(error, OSError):
+        return StorageError.exit_code if error.errno in _DISK_ERRORS else None
     if isinstance(error, LengthwiseError):
         return error.exit_code
     if isinstance(error, ArtifactError | CompileError | TargetUnavailable):

@@ -8,14 +8,22 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from pipeline.errors import StorageError
 from pipeline.objects import Objects
 
 _FLUSH_SECONDS = 5.0
 _MAX_LINES = 500
 """Of one object: each flush writes the object anew, and a long night has a hundred thousand events."""
+_STARTED = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Epoch seconds by the wall clock as it was when this process started: a clock that is set back or forth since
+    then does not change a duration."""
+    return _STARTED + time.monotonic()
 
 
 class EventLog:
@@ -53,18 +61,23 @@ def timed(log: EventLog, event: str, started: float | None = None) -> Iterator[d
 
     `started` is in epoch seconds, for work that began before the log could be opened.
     """
-    started, cpu = time.time() if started is None else started, time.process_time()
+    started, cpu = now() if started is None else started, time.process_time()
     fields: dict[str, Any] = {}
+
+    def close() -> None:
+        used = {"cpu_s": time.process_time() - cpu, "peak_memory_bytes": peak_memory_bytes()}
+        log.write(event, started, now(), **fields, **used)
+        log.flush()
+
     try:
         yield fields
-        fields["ok"] = True
     except BaseException as error:
         fields.update(ok=False, error=type(error).__name__)
+        with suppress(StorageError):  # where the store fails, the body's own error says more
+            close()
         raise
-    finally:
-        used = {"cpu_s": time.process_time() - cpu, "peak_memory_bytes": peak_memory_bytes()}
-        log.write(event, started, time.time(), **fields, **used)
-        log.flush()
+    fields["ok"] = True
+    close()
 
 
 def peak_memory_bytes() -> int:

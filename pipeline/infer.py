@@ -16,7 +16,7 @@ from compile.errors import ArtifactError, DeviceError
 from compile.targets import Executable
 from pipeline.context import Context
 from pipeline.cores import lock_dir, try_lock
-from pipeline.events import EventLog
+from pipeline.events import EventLog, now
 from pipeline.execution import Executor, Health
 from pipeline.isolation import Isolation, piece_object, suspects
 from pipeline.layout import shard_object
@@ -82,13 +82,13 @@ class Worker:
                     self._infer(shard, uri)
 
     def _infer(self, shard: Shard, uri: str) -> None:
-        started = time.time()
+        started = now()
         executor = self.executor(shard, self.say_fault(shard))
-        loaded = time.time()
+        loaded = now()
         block = self.read(shard)
-        read, cpu = time.time(), time.process_time()
+        read, cpu = now(), time.process_time()
         result = executor.run(block)
-        executed, cpu = time.time(), time.process_time() - cpu
+        executed, cpu = now(), time.process_time() - cpu
         self._store(
             shard, uri, result, block, executor.executions, started,
             load_s=loaded - started, read_s=read - loaded, execute_s=executed - read, cpu_s=cpu,
@@ -97,19 +97,19 @@ class Worker:
     def _isolate(self, shard: Shard, uri: str) -> None:
         """Execute a shard that somebody died on in processes of their own; this one lets its model go first."""
         self.loaded = None
-        started = time.time()
+        started = now()
         block = self.read(shard)
         labels = max(1, len(self.plan.model.labels))
         isolation = Isolation(
             self.context.objects, self.plan.uri, shard.index, labels, self.health,
             lambda start, stop: run_piece(self.plan.uri, shard.index, start, stop, self.context.say), self.context.say,
         )  # fmt: skip
-        read = time.time()
+        read = now()
         result = isolation.run(shard.rows)
         self.careful = self.careful or isolation.deadly_rows > 0
         self._store(
             shard, uri, result, block, isolation.executions, started,
-            load_s=0.0, read_s=read - started, execute_s=time.time() - read, cpu_s=0.0,
+            load_s=0.0, read_s=read - started, execute_s=now() - read, cpu_s=0.0,
         )  # fmt: skip
 
     def _store(
@@ -122,9 +122,9 @@ class Worker:
         started: float,
         **spent: float,
     ) -> None:
-        stored = time.time()
+        stored = now()
         created = self.context.objects.put_new(uri, result.encode())
-        ended = time.time()
+        ended = now()
         self.shards += 1
         self.rows += shard.rows
         shape = self.plan.shape_plan.shapes[shard.shape]
@@ -140,7 +140,7 @@ class Worker:
 
     def say_fault(self, shard: Shard) -> Any:
         def say(said: str) -> None:
-            self.log.write("fault", time.time(), time.time(), shard=shard.index, said=said)
+            self.log.write("fault", now(), now(), shard=shard.index, said=said)
             self.context.say(f"infer: shard {shard.index}: a row is rejected, the device failed on it alone: {said}")
 
         return say

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from pipeline.context import Context
 from pipeline.cores import available_cores, leased_core, sweep_locks
 from pipeline.declared_schema import check_schema
 from pipeline.errors import StorageError, WorkerError
-from pipeline.events import EventLog, timed
+from pipeline.events import EventLog, now, timed
 from pipeline.generation import start_over
 from pipeline.infer import infer_piece, infer_shards
 from pipeline.layout import shard_object, snapshot_events_folder
@@ -90,7 +89,7 @@ def snapshot(context: Context, *, retry: bool = False) -> dict[str, Any]:
 
     With `retry`, `retry_of` is the published run whose rejects can be run again. Raises JobError when they cannot.
     """
-    started = time.time()
+    started = now()
     uri, taken = take_snapshot(context)
     # Where its event goes is known only now: the folder is named by what was found.
     retry_of = retriable(context, taken).fingerprint if retry else None

@@ -115,6 +115,12 @@ def put_rows(
         put(f"{root}/in/ds={ds}/part-{part}.jsonl", jsonl(rows[part * share : (part + 1) * share]))
 
 
+def share_shape_plan(objects: Objects, source_out: str, out: str) -> None:
+    """Give an output the frozen shape plan of another: plans are made with the costs that are known at the time."""
+    for uri in objects.list(f"{source_out}/_lengthwise/shape_plans/"):
+        objects.copy(uri, out + uri.removeprefix(source_out))
+
+
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return [
         {"id": f"r{index}", "text": text, "group": "ab"[index % 2]}

@@ -7,6 +7,7 @@ over the one weights file, which the kernel maps once for all processes. Import 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.metadata
 import importlib.util
@@ -63,11 +64,14 @@ def _input_name(port: Any) -> str:
 
 
 def _saved(model: Any, directory: Path) -> Path:
-    """Write a converted model, all of it or nothing."""
+    """Write a converted model, all of it or nothing. Raises OSError."""
     partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _openvino().save_model(model, partial / GRAPH, compress_to_fp16=False)
+    try:
+        _openvino().save_model(model, partial / GRAPH, compress_to_fp16=False)
+    except RuntimeError as error:  # all that it says of a full disk is "iostream error"
+        raise OSError(errno.EIO, f"OpenVINO could not write the model ({error})", str(partial)) from error
     partial.rename(directory)
     return directory
 

@@ -79,7 +79,7 @@ class Objects:
         return self._backend(uri).exists(uri)
 
     def get(self, uri: str, start: int = 0, stop: int | None = None, etag: str | None = None, stamp: str = "") -> bytes:
-        """Bytes [start, stop). With `etag`, an object that has changed since raises StorageError.
+        """Bytes [start, stop). With `etag`, an object that has changed or gone since raises StorageError.
 
         With the `stamp` that came with the ETag, a local store need not read the whole object to tell.
         """
@@ -107,8 +107,15 @@ class Objects:
         return self._backend(uri).upload_new(path, uri)
 
     def download(self, uri: str, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._backend(uri).download(uri, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._backend(uri).download(uri, path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # of the local disk: what a store raises is a StorageError already
+            raise StorageError(
+                f"{path}: cannot be written: {error.strerror or error}; check the folder, its permissions and the space"
+            ) from error
 
     def copy(self, source: str, destination: str) -> None:
         """Atomic copy within one store."""

@@ -59,12 +59,17 @@ class LocalObjects:
         return os.path.isfile(uri)
 
     def get(self, uri: str, start: int, stop: int | None, etag: str | None, stamp: str) -> bytes:
-        with _translated(uri), open(uri, "rb") as file:
-            unread = stamp and stamp == _stamp(os.fstat(file.fileno()))
-            if etag is not None and not unread and self._etag(uri, file) != etag:
-                raise changed_error(uri)
-            file.seek(start)
-            return file.read() if stop is None else file.read(stop - start)
+        try:
+            with _translated(uri), open(uri, "rb") as file:
+                unread = stamp and stamp == _stamp(os.fstat(file.fileno()))
+                if etag is not None and not unread and self._etag(uri, file) != etag:
+                    raise changed_error(uri)
+                file.seek(start)
+                return file.read() if stop is None else file.read(stop - start)
+        except FileNotFoundError as error:
+            if etag is None:
+                raise
+            raise changed_error(uri, "is gone") from error
 
     def _etag(self, uri: str, file: BufferedReader) -> str:
         """Of the opened file, not of the path: another may have taken its name since."""
@@ -157,8 +162,8 @@ def _digest(file: BufferedReader) -> str:
     return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
-def changed_error(uri: str) -> StorageError:
-    return StorageError(f"{uri} changed since the run pinned it; run again to take a new snapshot")
+def changed_error(uri: str, what: str = "changed") -> StorageError:
+    return StorageError(f"{uri} {what} since the run pinned it; run again to take a new snapshot")
 
 
 @contextlib.contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import boto3
+from boto3.exceptions import Boto3Error
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -20,20 +22,26 @@ from pipeline.objects.local import changed_error
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_CONFLICT_RETRIES = 5
-"""AWS answers 409 while two conditional writes of one key race; the winner is decided a moment later."""
+_ATTEMPTS = 5
+_CONFLICT_SECONDS = 0.1
+"""AWS answers 409 while two conditional writes of one key race, for a moment. Doubled with each attempt."""
+_WRITER = "lengthwise-write"
+"""Metadata of a conditional write: who wrote the object, which its bytes do not tell."""
 
 _ONE_PUT_BYTES = 64 << 20
 """Larger files are uploaded in pieces of at least this size; S3 shows them when the last one is there."""
 _MAX_PIECES = 9_000
 _REFUSED = ("PreconditionFailed", "412", "NoSuchKey", "404", "NoSuchUpload")
 
+_FAILING = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "500", "502", "503", "504")
 _ADVICE = {
     "AccessDenied": "these credentials may not do that; check the bucket policy",
     "InvalidAccessKeyId": "the access key is unknown there; check AWS_ACCESS_KEY_ID",
     "SignatureDoesNotMatch": "the secret key is wrong; check AWS_SECRET_ACCESS_KEY",
     "ExpiredToken": "the session token has expired; renew the credentials",
+    "RequestTimeTooSkewed": "the clock of this machine differs from the server's; set it",
     "NoSuchBucket": "there is no such bucket; check the URI in the job file",
+    **dict.fromkeys(_FAILING, "the object store is failing or throttles; finished work is kept, run again"),
     "403": "access denied; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket policy",
 }
 
@@ -78,19 +86,23 @@ class S3Objects:
             request["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
         if etag is not None:
             request["IfMatch"] = f'"{etag}"'
-        for attempt in range(_CONFLICT_RETRIES):
+        for attempt in range(_ATTEMPTS):
             with _translated(uri):
                 try:
-                    return self._client.get_object(**request)["Body"].read()
+                    body = self._client.get_object(**request)["Body"]
                 except ClientError as error:
                     if _code(error) in ("PreconditionFailed", "412"):
                         raise changed_error(uri) from error
+                    if etag is not None and _code(error) in ("NoSuchKey", "404"):
+                        raise changed_error(uri, "is gone") from error
                     if _code(error) in ("InvalidRange", "416"):
                         return b""
                     raise
+                try:
+                    return body.read()
                 except BotoCoreError:
                     # boto3 retries the request, but not a connection that breaks while the body is read.
-                    if attempt == _CONFLICT_RETRIES - 1:
+                    if attempt == _ATTEMPTS - 1:
                         raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -135,20 +147,36 @@ class S3Objects:
 
     def _put_conditional(self, uri: str, data: bytes, condition: dict[str, Any]) -> bool:
         bucket, key = _split(uri)
-        for attempt in range(_CONFLICT_RETRIES):
+        writer = uuid.uuid4().hex
+        for attempt in range(_ATTEMPTS):
             with _translated(uri):
                 try:
-                    self._client.put_object(Bucket=bucket, Key=key, Body=data, **condition)
+                    self._client.put_object(Bucket=bucket, Key=key, Body=data, Metadata={_WRITER: writer}, **condition)
+                    return True
                 except ClientError as error:
-                    if _code(error) in ("PreconditionFailed", "412") or (
-                        "IfMatch" in condition and _code(error) in ("NoSuchKey", "404")
-                    ):
+                    code, last = _code(error), attempt == _ATTEMPTS - 1
+                    if code in ("PreconditionFailed", "412"):
+                        found = self._writer(uri)
+                        # A write whose answer was lost is retried by boto3, and then meets its own object.
+                        if found is not None or "IfMatch" in condition:
+                            return found == writer
+                    elif "IfMatch" in condition and code in ("NoSuchKey", "404"):
                         return False
-                    if _code(error) in ("ConditionalRequestConflict", "409") and attempt < _CONFLICT_RETRIES - 1:
-                        continue
-                    raise
-                return True
+                    elif code not in ("ConditionalRequestConflict", "409"):
+                        raise
+                    if last:
+                        raise
+            time.sleep(_CONFLICT_SECONDS * 2**attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _writer(self, uri: str) -> str | None:
+        """Who made the object by a conditional write: empty for another way, None where there is no object."""
+        bucket, key = _split(uri)
+        try:
+            with _translated(uri):
+                return self._client.head_object(Bucket=bucket, Key=key)["Metadata"].get(_WRITER, "")
+        except FileNotFoundError:
+            return None
 
     def upload_new(self, path: Path, uri: str) -> bool:
         return False if self.exists(uri) else self.put_new(uri, path.read_bytes())
@@ -232,7 +260,7 @@ def _translated(uri: str) -> Iterator[None]:
         raise StorageError(
             f"{uri}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a role"
         ) from error
-    except BotoCoreError as error:
+    except (BotoCoreError, Boto3Error) as error:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS"
         raise StorageError(
             f"{uri}: the object store ({endpoint}) did not answer: {error}; check AWS_ENDPOINT_URL and the network"

@@ -1,0 +1,149 @@
+"""`make chaos`: kill -9 at random moments until enough kills were made; every run must still end with the same bytes.
+
+The seed and a trial's number decide which moments are drawn; the machine's own timing differs all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chaos_job import FEW_SHAPES, WORKERS, Target, make_target, put_night
+from chaos_kills import Kill, Trial, attack, finish
+from tiny_models import make_model
+
+from demo.servers.seaweed import local_s3
+from jobs import DS, share_shape_plan
+from pipeline.objects import Objects
+
+KILLS_PER_TRIAL = 8
+KINDS = {"local": 10, "s3": 8, "compile": 1, "plan": 1}
+"""Kind of trial -> how many of twenty. The last two start without artifacts, so that those children are hit too."""
+WARM_S, COLD_S = 4.0, 15.0
+"""What a run takes with and without artifacts on an idle machine: moments of time alone are drawn up to that."""
+COLD_MOMENTS = {"time": 3, "artifacts": 2, "shards": 1, "summaries": 1}
+
+
+@dataclass(slots=True)
+class Campaign:
+    """The night on both stores, and what undisturbed runs made of it."""
+
+    folder: Path
+    model: Path
+    roots: dict[str, str]
+    """local and s3 -> where the night and the outputs lie."""
+    references: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Kind of trial -> the tables of an undisturbed run."""
+    kills: list[tuple[str, Kill]] = field(default_factory=list)
+    """With the kind of trial."""
+
+    def target(self, kind: str, out: str) -> Target:
+        root = self.roots["s3" if kind == "s3" else "local"]
+        own = {"artifacts": f"{self.folder}/homes/{out}/artifacts"}
+        fields = {"local": {}, "s3": {}, "compile": {"shapes": FEW_SHAPES}, "plan": {"shapes": "auto", "max_graphs": 3}}
+        cold = own if kind in ("compile", "plan") and "reference" not in out else {}
+        target = make_target(self.folder, self.model, root, out, **fields[kind], **cold)
+        if kind in self.references:
+            share_shape_plan(Objects(), f"{root}/reference-{kind}", target.out)
+        return target
+
+    def prepare(self, kinds: list[str]) -> None:
+        """Put the night, and run it undisturbed: the first run of all builds the artifacts that most trials share."""
+        for root in self.roots.values():
+            put_night(Objects().put, root)
+        for kind in kinds:
+            target = self.target(kind, f"reference-{kind}")
+            if kind != "plan":  # which plan is made depends on what is measured; see `trial`
+                target.home.run()
+                self.references[kind] = target.tables()
+
+    def trial(self, kind: str, seed: str, kills: int) -> Trial:
+        """One trial of its own output; raises AssertionError where a promise is broken."""
+        trial = Trial(self.target(kind, f"{kind}-{seed}"))
+        cold = kind in ("compile", "plan")
+        attack(trial, random.Random(seed), kills, COLD_S if cold else WARM_S, COLD_MOMENTS if cold else None)
+        if kind == "plan":
+            home = trial.target.home
+            done = home.command("run", str(home.file), "--ds", DS)
+            assert done.returncode == 0, done.stderr
+            attacked = trial.target.tables()
+            home.run("--fresh")  # undisturbed, with the shape plan that the attacked run froze
+            assert trial.target.tables() == attacked
+        else:
+            finish(trial, self.references[kind])
+        self.kills += [(kind, kill) for kill in trial.kills]
+        return trial
+
+    def summary(self) -> str:
+        kills = [kill for _, kill in self.kills]
+        lost = sum(len(kill.lost) for kill in kills)
+        count = {
+            "victims": Counter(kill.victim for kill in kills),
+            "moments": Counter(kill.moment.what for kill in kills),
+            "trials of": Counter(kind for kind, _ in self.kills),
+        }
+        lines = [
+            f"{name}: {', '.join(f'{key} {n}' for key, n in sorted(found.items()))}" for name, found in count.items()
+        ]
+        return "\n".join(
+            [
+                f"{len(kills)} kills, {sum(kill.before_commit for kill in kills)} of them between a result and the "
+                f"commit; {lost} shards were in work when killed (allowed: {WORKERS * len(kills)})",
+                *lines,
+            ]
+        )
+
+
+@contextlib.contextmanager
+def campaign(folder: Path, model: Path | None, s3_root: str | None) -> Iterator[Campaign]:
+    """`s3_root` is s3://bucket/prefix of a server that the environment reaches; without one, a server is started."""
+    with contextlib.ExitStack() as stack:
+        if s3_root is None:
+            endpoint = stack.enter_context(local_s3(folder / "s3"))
+            os.environ.update(endpoint.environment())
+            s3_root = f"s3://{endpoint.bucket}/chaos"
+        model = model or make_model(folder / "models" / "bert")
+        yield Campaign(folder, model, {"local": str(folder), "s3": s3_root})
+
+
+def run(found: Campaign, seed: int, kills: int, say: Callable[[str], None]) -> None:
+    """Trials until there were `kills` kills."""
+    found.prepare([*KINDS])
+    number = 0
+    while len(found.kills) < kills:
+        kind = random.Random(f"{seed}-{number}-kind").choices([*KINDS], [*KINDS.values()])[0]
+        started = time.monotonic()
+        trial = found.trial(kind, f"{seed}-{number}", min(KILLS_PER_TRIAL, kills - len(found.kills)))
+        hits = ", ".join(f"{kill.victim} at {kill.moment.what}+{len(kill.shards)}" for kill in trial.kills)
+        say(f"{len(found.kills)}/{kills} {trial.target.out} ({time.monotonic() - started:.0f} s): {hits or 'none'}")
+        number += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+
+    def say(line: str) -> None:
+        print(line, flush=True)  # noqa: T201 - a command
+
+    with tempfile.TemporaryDirectory() as folder, campaign(Path(folder), None, None) as found:
+        started = time.monotonic()
+        run(found, arguments.seed, arguments.kills, say)
+        say(f"{found.summary()}\nall as promised; seed {arguments.seed}, {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
