@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ class Target:
 
 PROGRESS: dict[str, Callable[[str], bool]] = {
     "tokens": lambda name: "/tokens/" in name and name.endswith("meta.json"),
-    "shards": lambda name: "/shards/" in name,
+    "shards": lambda name: re.search(r"/shards/shard-\d+\.arrow$", name) is not None,
     "parts": lambda name: "/runs/" in name and name.endswith(".parquet"),
     "summaries": lambda name: "/summaries/" in name,
     "copied": lambda name: name.startswith(("predictions/", "rejects/")),
