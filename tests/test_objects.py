@@ -466,3 +466,13 @@ def test_a_local_path_that_cannot_be_written_says_why(objects: Objects, tmp_path
         objects.put(f"{tmp_path}/file/x", b"x")
     with pytest.raises(StorageError, match="Is a directory; check the path"):
         objects.get(str(tmp_path))
+
+
+def test_a_replaced_local_file_leaves_nothing_that_a_glob_for_parquet_finds(objects: Objects, tmp_path: Path) -> None:
+    uri = str(tmp_path / "part-00000.parquet")
+    for content in (b"old", b"new"):
+        etag = objects.head(uri).etag if objects.exists(uri) else None
+        assert objects.put_file_if(uri, io.BytesIO(content), etag)
+    assert [str(path) for path in tmp_path.glob("*.parquet")] == [uri]
+    assert objects.discard_unfinished(str(tmp_path), time.time() + 60) == 1
+    assert os.listdir(tmp_path) == ["part-00000.parquet"]

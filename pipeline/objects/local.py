@@ -21,6 +21,8 @@ from pipeline.objects import ObjectInfo
 
 TEMPORARY_PREFIX = ".lengthwise-tmp-"
 _LOCK = f"{TEMPORARY_PREFIX}lock-"
+_LOCK_SUFFIX = ".lock"
+"""DuckDB's and Python's globs match hidden names too: `*.parquet` must not find the lock of a Parquet file."""
 _SETTLED_NS = 2_000_000_000
 """Clocks of file systems tick coarsely: a file written less than this before may be written again at the same time."""
 
@@ -135,7 +137,9 @@ class LocalObjects:
             if _LOCK not in path:
                 self.delete(path)
                 continue
-            with _locked(path.replace(_LOCK, "")):  # nobody holds it now; who waits for it takes a new one
+            with _locked(
+                path.replace(_LOCK, "").removesuffix(_LOCK_SUFFIX)
+            ):  # nobody holds it now; who waits for it takes a new one
                 self.delete(path)
         return len(left)
 
@@ -193,7 +197,7 @@ def _temporary(uri: str) -> Iterator[str]:
 @contextlib.contextmanager
 def _locked(uri: str) -> Iterator[None]:
     """Compare-and-swap of a file needs a lock; it lies beside the file under a hidden name."""
-    path = os.path.join(os.path.dirname(uri), f"{_LOCK}{os.path.basename(uri)}")
+    path = os.path.join(os.path.dirname(uri), f"{_LOCK}{os.path.basename(uri)}{_LOCK_SUFFIX}")
     while True:
         with open(path, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
