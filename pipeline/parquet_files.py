@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 _PLAIN: dict[str, Any] = {
     "compression": "zstd", "version": "2.4", "store_schema": False, "coerce_timestamps": "us",
 }  # fmt: skip
-_GROUP_ROWS = 100_000
 _GROUP_BYTES = 64 << 20
-"""A row group is closed when it has this much: small parts share one, so that readers skip and split well."""
+"""A row group is closed when it has this much, or as many rows as a split; small parts share one."""
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -24,13 +23,16 @@ def parquet_bytes(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def write_joined(tables: Iterator[pa.Table], file: BinaryIO) -> None:
-    """Tables of one schema, at least one, as one Parquet file. Memory: one table and one row group."""
+def write_joined(tables: Iterator[pa.Table], file: BinaryIO, group_rows: int) -> None:
+    """Tables of one schema, at least one, as one Parquet file with row groups of about `group_rows` or less.
+
+    Memory: one table and one row group.
+    """
     first = next(tables)
     with pq.ParquetWriter(file, first.schema, **_PLAIN) as writer:
         waiting = [first]
         for table in tables:
-            if sum(item.num_rows for item in waiting) >= _GROUP_ROWS or sum(i.nbytes for i in waiting) >= _GROUP_BYTES:
+            if sum(item.num_rows for item in waiting) >= group_rows or sum(i.nbytes for i in waiting) >= _GROUP_BYTES:
                 _write_group(writer, waiting)
                 waiting = []
             waiting.append(table)

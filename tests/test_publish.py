@@ -90,7 +90,7 @@ def test_a_file_over_the_limit_of_one_put_appears_at_once(
 def test_joining_makes_row_groups_of_a_useful_size(tmp_path: Path) -> None:
     tables = [pa.table({"n": pa.array(range(60_000), pa.int64())})] * 5
     with (tmp_path / "x.parquet").open("w+b") as file:
-        write_joined(iter(tables), file)
+        write_joined(iter(tables), file, 100_000)
     groups = pq.ParquetFile(tmp_path / "x.parquet").metadata
     assert [groups.row_group(index).num_rows for index in range(groups.num_row_groups)] == [120_000, 120_000, 60_000]
 

@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from jobs import DS, JobHome, jsonl, make_home, published, rows
-from pipeline import flow, splits, steps
+from pipeline import flow, steps
 from pipeline.errors import JobError, StorageError
 from pipeline.layout import part_object
 from pipeline.objects import Objects
+from pipeline.run_plan import load_run
 
 LONG = (3, 17, 40)
 """Rows that are too long for max_length 32."""
@@ -179,8 +180,7 @@ def test_a_killed_retry_goes_on(home: JobHome) -> None:
 
 def test_rejects_of_several_parts(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One object in three splits, the second of them without a reject, the third with two small objects beside it."""
-    monkeypatch.setattr(splits.gather, "__defaults__", (splits.MAX_SPLIT_BYTES, 30))
-    home = make_job(tmp_path, tiny_model, input={"keep": {}})
+    home = make_job(tmp_path, tiny_model, input={"keep": {}, "split_rows": 30})
     source = night(60)
     folder = tmp_path / f"in/ds={DS}"
     folder.mkdir(parents=True)
@@ -189,8 +189,10 @@ def test_rejects_of_several_parts(tmp_path: Path, tiny_model: Path, monkeypatch:
         pq.write_table(pa.Table.from_pylist(source[1:5]), folder / f"{name}.parquet")
     for name in ("LENGTHWISE_CACHE", "LENGTHWISE_LOCK_DIR"):
         monkeypatch.setenv(name, home.environment[name])
-    assert flow.run(home.context(), home.file)["rejected"] == 5
-    assert len(list((tmp_path / f"out/predictions/ds={DS}").iterdir())) == 3
+    report = flow.run(home.context(), home.file)
+    assert report["rejected"] == 5
+    run = home.context().layout.run(DS, report["fingerprint"])
+    assert load_run(Objects(), run).parts == 3
     context = changed(home, truncation="head_tail")
     report = flow.run(context, home.file, retry=True)
     assert (report["predicted"], report["rejected"], report["truncated_rows"]) == (68, 0, 5)

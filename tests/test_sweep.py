@@ -11,7 +11,6 @@ import pytest
 
 from jobs import DS, JobHome, make_home, published, put_rows, rows
 from pipeline import flow, steps
-from pipeline.context import Context
 from pipeline.cores import lock_dir, sweep_locks, try_lock
 from pipeline.objects import Objects
 from pipeline.sweep import partitions, sweep_partition
@@ -37,8 +36,9 @@ def age(paths: set[Path], hours: float) -> None:
         os.utime(path, (time.time() - hours * HOUR,) * 2)
 
 
-def planned(context: Context, home: JobHome) -> str:
+def planned(home: JobHome) -> str:
     """A run that ended soon after its plan."""
+    context = home.context()
     run: str = flow.prepare(context, home.file)["run"]
     context.objects.put(f"{run}/events/killed.jsonl", b"\n")
     return run
@@ -49,12 +49,13 @@ def test_abandoned_and_replaced_work_goes_and_the_published_runs_stays(home: Job
     context = home.context()
     flow.run(context, home.file)
     kept, seen = files(state), published(Objects(), str(home.folder))
-    abandoned = planned(home.context(max_length=64), home)
+    abandoned = planned(home.variant(max_length=64))
     old = files(state) - kept
     temporary = state / f"tokens/ds={DS}/.lengthwise-tmp-killed"
     temporary.write_bytes(b"x")
     age(kept | old | {temporary}, hours=100)
-    live = planned(home.context(max_length=32), home)
+    other = home.variant(max_length=32)
+    live = planned(other)
     young = files(state) - kept - old - {temporary}
 
     assert sweep_partition(context, time.time() - 1000 * HOUR) == 0
@@ -66,17 +67,17 @@ def test_abandoned_and_replaced_work_goes_and_the_published_runs_stays(home: Job
     assert Path(live, "plan.json").exists()
     assert published(Objects(), str(home.folder)) == seen
     assert flow.run(context, home.file)["predicted"] == 20
-    assert flow.run(home.context(max_length=32), home.file)["predicted"] == 20, "the live run goes on"
+    assert flow.run(other.context(), other.file)["predicted"] == 20, "the live run goes on"
 
 
 def test_a_run_whose_newest_object_is_young_keeps_all_it_needs_however_old(home: JobHome) -> None:
     state = home.folder / "out/_lengthwise"
-    context = home.context(max_length=64)
-    run = planned(context, home)
+    other = home.variant(max_length=64)
+    run = planned(other)
     everything = files(state)
     age(everything, hours=100)
     os.utime(f"{run}/events/killed.jsonl")
-    steps.sweep(context)
+    steps.sweep(other.context())
     assert files(state) == everything, "its tokens and its snapshot are old, but referred to"
 
 

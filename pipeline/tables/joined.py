@@ -51,7 +51,9 @@ def _fill(
         file.write(_read(context, parts[0]))
         return
     tables = (read_table(_read(context, part)) for part in parts)
-    write_joined((convert(table) if convert else table for table in tables), cast(BinaryIO, file))
+    write_joined(
+        (convert(table) if convert else table for table in tables), cast(BinaryIO, file), context.job.input.split_rows
+    )
 
 
 def _read(context: Context, part: StagedPart) -> bytes:
