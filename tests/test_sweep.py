@@ -40,7 +40,7 @@ def planned(home: JobHome) -> str:
     """A run that ended soon after its plan."""
     context = home.context()
     run: str = flow.prepare(context, home.file)["run"]
-    context.objects.put(f"{run}/events/killed.jsonl", b"\n")
+    context.objects.put(f"{run}/events/killed.jsonl", b"")
     return run
 
 
