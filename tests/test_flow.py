@@ -122,6 +122,7 @@ def test_same_bytes_again_with_other_workers_and_in_pieces(local: JobHome) -> No
         assert published(Objects(), str(local.folder)) == first, workers
 
 
+@pytest.mark.slow  # tests/test_chaos.py kills more, in every step
 def test_killed_runs_resume_with_the_same_bytes(local: JobHome) -> None:
     local.run()
     first = published(Objects(), str(local.folder))

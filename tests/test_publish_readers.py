@@ -1,4 +1,4 @@
-"""Readers in other processes while a partition is published 50 times: whole versions only, for both table formats."""
+"""Readers in other processes while a partition is published again and again: whole versions only, in both formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from demo.servers.seaweed import S3Endpoint
 from pipeline.context import Context
 from pipeline.tables import Staged
 
-PUBLISHES = 50
+SLOW = pytest.mark.slow
 ROWS = {0: 300, 1: 700}
 """Rows of the two versions that alternate."""
 EXPECTED = {fingerprint(version): [rows, rows * (rows - 1) // 2] for version, rows in ROWS.items()}
@@ -28,8 +28,8 @@ def alternating(context: Context, parts: int) -> list[Staged]:
     return versions
 
 
-def publish_50_times(context: Context, versions: list[Staged], reader: Reader) -> dict[str, Any]:
-    for number in range(1, PUBLISHES + 1):
+def publish_often(context: Context, versions: list[Staged], reader: Reader, times: int = 50) -> dict[str, Any]:
+    for number in range(1, times + 1):
         replace(context, versions[number % 2])
         if number % 10 == 0:  # another night, as in life
             later = changed(context, ds=f"2026-12-{number // 10:02}")
@@ -37,13 +37,13 @@ def publish_50_times(context: Context, versions: list[Staged], reader: Reader) -
     return reader.stop()
 
 
-@pytest.mark.parametrize("parts", [1, 5])
+@pytest.mark.parametrize("parts", [1, pytest.param(5, marks=SLOW)])
 def test_a_glob_over_plain_files_sees_whole_partitions(tmp_path: Path, s3: S3Endpoint, parts: int) -> None:
     """Also where the run has several parts: they become one object, for a glob cannot read several at one moment."""
     context = make_context(tmp_path, f"s3://{s3.bucket}")
     versions = alternating(context, parts)
     with reading("duckdb", f"{context.job.output.uri}/predictions/ds=2026-11-*/*.parquet", EXPECTED) as reader:
-        found = publish_50_times(context, versions, reader)
+        found = publish_often(context, versions, reader)
     assert found["torn"] == []
     assert len(found["seen"]) == 2, "the reader saw both versions"
     # A reader whose file is replaced while it reads it is told so, and reads again: it never gets a mixture.
@@ -51,7 +51,8 @@ def test_a_glob_over_plain_files_sees_whole_partitions(tmp_path: Path, s3: S3End
 
 
 @pytest.mark.timeout(900)
-def test_iceberg_readers_see_whole_partitions(tmp_path: Path, s3: S3Endpoint) -> None:
+@pytest.mark.parametrize("times", [12, pytest.param(50, marks=SLOW)])
+def test_iceberg_readers_see_whole_partitions(tmp_path: Path, s3: S3Endpoint, times: int) -> None:
     """No read fails either: what a snapshot refers to stays for `output.grace_hours`."""
     context = make_context(tmp_path, f"s3://{s3.bucket}", **sqlite_catalog(tmp_path))
     versions = alternating(context, 2)
@@ -63,6 +64,6 @@ def test_iceberg_readers_see_whole_partitions(tmp_path: Path, s3: S3Endpoint) ->
         **context.job.output.catalog.properties,
     }
     with reading("pyiceberg", json.dumps(place), EXPECTED) as reader:
-        found = publish_50_times(context, versions, reader)
+        found = publish_often(context, versions, reader, times)
     assert (found["torn"], found["refused"]) == ([], [])
     assert len(found["seen"]) == 2

@@ -36,7 +36,9 @@ def expected(model: Path, night: Path) -> dict[str, Prediction]:
     return dict(zip([row["review_id"] for row in found], predictions, strict=True))
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-4), pytest.param("bf16", 0.02, marks=pytest.mark.slow)]
+)
 def test_predictions_equal_the_plain_loop(
     tmp_path: Path, model: Path, night: Path, expected: dict[str, Prediction], precision: str, tolerance: float
 ) -> None:
