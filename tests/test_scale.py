@@ -133,7 +133,7 @@ def test_places_by_split_are_the_ranges_of_all_shards(large: LargePlan) -> None:
 
 SMALL, LARGE = 8_000, 40_000
 GROWTH_BYTES = 16e6
-"""What a step may take more over the larger night; measured: 6 MB, commit 10. 500 bytes kept of a row would be found."""
+"""What a step may take more over the larger night (measured: 6 MB, commit 10); 500 bytes kept of a row would show."""
 
 
 @pytest.fixture(scope="module")
