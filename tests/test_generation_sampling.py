@@ -115,6 +115,98 @@ def test_probabilities_are_those_of_transformers(model: Any, name: str) -> None:
     expected = reference(model, options, logits)
     chooser = Chooser(Sampling(do_sample=True, eos_token_id=END, **options), PROMPT.tolist(), "")
     ids, probabilities = chooser.distribution(logits, tokens)
-    own = {"stop_token_ids", "seed", "max_new_tokens"}
-    for name in set(ours) - own:
+    found = np.zeros(VOCABULARY)
+    found[ids] = probabilities
+    assert np.abs(found - expected).max() < 1e-6
+    assert ((found > 0) == (expected > 0)).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.6}, {"no_repeat_ngram_size": 2}, OPTIONS["all"]])
+def test_greedy_takes_the_best_after_the_rules(model: Any, options: dict[str, Any]) -> None:
+    import torch
+    from transformers import GenerationConfig
+
+    given = dict(options)
+    if "sequence_bias" in given:
+        given["sequence_bias"] = [[list(ids), bias] for ids, bias in given["sequence_bias"]]
+    config = GenerationConfig(do_sample=False, eos_token_id=list(END), max_new_tokens=20, pad_token_id=0, **given)
+    expected = model.generate(torch.from_numpy(PROMPT)[None], generation_config=config)[0, len(PROMPT) :].tolist()
+    sampling = Sampling(eos_token_id=END, max_new_tokens=20, **options)
+    chooser, tokens = Chooser(sampling, PROMPT.tolist(), ""), PROMPT
+    while len(tokens) < len(PROMPT) + 20 and tokens[-1] not in END:
+        tokens = np.append(tokens, chooser.choose(logits_of(model, tokens), tokens))
+    assert tokens[len(PROMPT) :].tolist() == expected
+
+
+def test_a_draw_is_a_function_of_seed_row_sample_and_position() -> None:
+    assert uniform(1, "a", 0, 0) == pytest.approx(0.32363162, abs=1e-7), "changing this changes every job's output"
+    base = uniform(1, "a", 0, 0)
+    assert len({base, uniform(2, "a", 0, 0), uniform(1, "b", 0, 0), uniform(1, "a", 1, 0), uniform(1, "a", 0, 1)}) == 5
+    draws = [uniform(3, f"row {row}", sample, place) for row in range(40) for sample in range(5) for place in range(5)]
+    assert min(draws) >= 0
+    assert max(draws) < 1
+    assert stats.kstest(draws, "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.08
+
+
+def test_the_inverse_of_the_distribution() -> None:
+    probabilities = np.array([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    points = (0.0, 0.2499, 0.25, 0.7499, 0.75, math.nextafter(1.0, 0.0))
+    assert [draw(probabilities, point) for point in points] == [1, 1, 3, 3, 4, 4]
+
+
+def test_a_constraint_leaves_only_what_it_allows(model: Any) -> None:
+    logits = logits_of(model, PROMPT)
+    allowed = np.zeros(VOCABULARY, np.bool_)
+    allowed[[8, 19]] = True
+    for options in ({}, {"do_sample": True}, {"do_sample": True, "top_k": 1}, {"do_sample": True, "top_p": 0.5}):
+        chosen = {
+            Chooser(Sampling(**options), PROMPT.tolist(), str(row)).choose(logits, PROMPT, allowed) for row in range(30)
+        }
+        assert chosen <= {8, 19}
+        if not options.get("do_sample") or options.get("top_k") == 1:
+            assert chosen == {[8, 19][int(logits[19] > logits[8])]}
+
+
+def test_log_probability_is_the_models_own() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.2], np.float32)) + np.float32(4)
+    assert log_probability(logits, 1) == pytest.approx(math.log(0.3), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.0),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+        ("max_new_tokens", 0),
+        ("min_new_tokens", 21),
+        ("num_return_sequences", 0),
+        ("num_return_sequences", 2),
+        ("stop_strings", ("",)),
+        ("sequence_bias", (((), 1.0),)),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        Sampling(**{field: value})
+
+
+def test_settings_survive_json_and_unknown_names_do_not() -> None:
+    options = OPTIONS["all"] | {"do_sample": True, "eos_token_id": END, "stop_strings": ("\n\n",), "seed": 9}
+    sampling = Sampling(**options, num_return_sequences=3)
+    assert Sampling.from_json(json.loads(json.dumps(sampling.to_json()))) == sampling
+    with pytest.raises(ValueError, match=r"unknown sampling settings topk; choose from: .*top_k"):
+        Sampling.from_json({"topk": 3})
+
+
+def test_names_and_defaults_are_those_of_transformers() -> None:
+    from transformers import GenerationConfig
+
+    theirs, ours = GenerationConfig().to_dict(), Sampling().to_json()
+    assert theirs["max_length"] == ours["max_new_tokens"] == 20, "transformers stops at 20 where nothing is said"
+    for name in set(ours) - {"stop_token_ids", "seed", "max_new_tokens"}:
         assert (theirs[name] or None) == (ours[name] or None), name
