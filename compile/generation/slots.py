@@ -114,7 +114,7 @@ class SlotScheduler:
     def __init__(self, works: Sequence[Work], grid: SlotGrid) -> None:
         """Raises ValueError that names the request when it does not fit the grid."""
         for index, work in enumerate(works):
-            _check(index, work, grid)
+            check_work(index, work, grid)
         self.grid = grid
         self._works = works
         self._queue = sorted(range(len(works)), key=lambda index: _order(works[index], index), reverse=True)
@@ -202,7 +202,8 @@ def _order(work: Work, index: int) -> tuple[float, int, int]:
     return -expected, -work.prompt_tokens, index
 
 
-def _check(index: int, work: Work, grid: SlotGrid) -> None:
+def check_work(index: int, work: Work, grid: SlotGrid) -> None:
+    """Raises ValueError that names request `index` when it does not fit the grid."""
     if not 1 <= work.prompt_tokens <= grid.prompt_length:
         raise ValueError(
             f"request {index}: its prompt of {work.prompt_tokens} tokens does not fit prompts of 1 to "
