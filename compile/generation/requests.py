@@ -17,7 +17,7 @@ FINISH_REASONS = {
     "stop_string": "the text came to hold a stop string of the job, and was cut before it",
     "length": "max_new_tokens were generated",
     "nan_logits": "the model returned NaN or infinity: the row is a reject",
-    "dead_end": "the constraint allows no further token: the row is a reject",
+    "dead_end": "settings and constraint together leave no further token: the row is a reject",
 }
 """Why a text ended -> what it means. A code is never renamed: readers query it."""
 

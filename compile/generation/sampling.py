@@ -108,16 +108,21 @@ class Chooser:
 
     def choose(
         self, logits: NDArray[np.float32], tokens: NDArray[np.int64], allowed: NDArray[np.bool_] | None = None
-    ) -> int:
-        """The next token after `tokens` (prompt and new ones) from float32 (vocab,) logits, which must be finite.
+    ) -> int | None:
+        """The next token after `tokens` (prompt and new ones) from float32 (vocab,) logits without NaN.
 
-        `allowed`, bool (vocab,), leaves out what a constraint forbids; it must allow at least one token.
+        `allowed`, bool (vocab,), leaves out what a constraint forbids. None when settings and constraint together
+        leave no token.
         """
         if not (self._rules or self._sampling.do_sample or allowed is not None):
             return int(logits.argmax())
+        scores = self._scores(logits, tokens, allowed)
+        best = int(scores.argmax())
+        if scores[best] == -np.inf:
+            return None
         if not self._sampling.do_sample:
-            return int(self._scores(logits, tokens, allowed).argmax())
-        ids, probabilities = self.distribution(logits, tokens, allowed)
+            return best
+        ids, probabilities = _candidates(scores, self._sampling.top_k, self._warpers)
         point = uniform(self._sampling.seed, self._row_id, self._sample, len(tokens) - self._prompt_tokens)
         return int(ids[draw(probabilities, point)])
 

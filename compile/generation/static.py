@@ -117,10 +117,10 @@ def _advance(one: _Text, logits: NDArray[np.float32], sampling: Sampling, text: 
         one.reason = "nan_logits"
         return
     allowed = one.matcher.allowed() if one.matcher else None
-    if allowed is not None and not allowed.any():
+    token = one.chooser.choose(logits, one.tokens[: one.count], allowed)
+    if token is None:
         one.reason = "dead_end"
         return
-    token = one.chooser.choose(logits, one.tokens[: one.count], allowed)
     one.tokens[one.count] = token
     one.count += 1
     one.log_probability += log_probability(logits, token)
