@@ -14,10 +14,11 @@ import pytest
 from tiny_decoders import make_decoder, prompts
 
 from compile.artifacts import ArtifactSpec, artifact_spec
-from compile.generation.parity import CausalReference, prove_engine, prove_static
+from compile.generation.parity import CausalReference, prove_decoder, prove_engine, prove_static
 from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
-from compile.generation.static import StaticGenerator
+from compile.generation.static import StaticGenerator, as_generator
+from compile.generation.timing import slot_seconds
 from compile.model import read_model
 from compile.parity import TOLERANCES, ParityRecord
 from compile.shapes import Shape
@@ -102,7 +103,7 @@ def test_a_decoder_that_computes_something_else_is_refused(loaded, model_dir: Pa
 
 
 def test_an_engine_passes_by_its_choices(loaded, model_dir: Path) -> None:
-    record = prove_engine(loaded("openvino"), TEXTS, CausalReference(model_dir), TOLERANCES["fp32"], {})
+    record = prove_decoder(loaded("openvino"), TEXTS, CausalReference(model_dir), TOLERANCES["fp32"], {})
     assert record.reasons == ()
     assert record.generation is not None
     assert not record.generation.logits_seen
@@ -132,3 +133,24 @@ def test_new_tokens_are_part_of_an_artifacts_key(model_dir: Path, target: str) -
     short, long = (artifact_spec(load_decoder_target(target, count), model, SHAPE, "fp32") for count in (8, 9))
     assert short.key != long.key
     assert ArtifactSpec.from_json(json.loads(json.dumps(short.to_json()))) == short
+
+
+def test_what_a_set_of_slots_costs_grows_with_its_texts(loaded) -> None:
+    """A clock that counts steps instead of seconds, so that the extrapolation is exact."""
+    decoder = loaded("torch")
+    ticks = {"prefill": 5.0, "decode": 2.0}
+    passed = [0.0]
+
+    class Ticking(Bent):
+        def prefill(self, slots: Any, texts: Any) -> Any:
+            passed[0] += ticks["prefill"]
+            return super().prefill(slots, texts)
+
+        def decode(self, tokens: Any, positions: Any) -> Any:
+            passed[0] += ticks["decode"]
+            return super().decode(tokens, positions)
+
+    generator = as_generator(Ticking(decoder, lambda logits, positions: logits))
+    for tokens in (1, 8, 100):
+        found = slot_seconds(generator, decoder.grid, tokens, decoder.vocab_size, lambda: passed[0])
+        assert found == pytest.approx(3 * 5.0 + (tokens - 1) * 2.0)

@@ -53,6 +53,22 @@ class CausalReference:
         return self._greedy[key]
 
 
+def prove_decoder(
+    loaded: StaticDecoder | Generator,
+    prompts: Sequence[Tokens],
+    reference: CausalReference,
+    tolerance: Tolerance,
+    versions: dict[str, str],
+    made_rows: int = 0,
+    new_tokens: int = NEW_TOKENS,
+) -> ParityRecord:
+    """Prove what `DecoderTarget.load` returned; `new_tokens` is what the artifact has room for. Raises DeviceError."""
+    if isinstance(loaded, Generator):
+        count = min(NEW_TOKENS, new_tokens)
+        return prove_engine(loaded, prompts, reference, tolerance, versions, made_rows, count)
+    return prove_static(loaded, prompts, reference, tolerance, versions, made_rows)
+
+
 def prove_static(
     decoder: StaticDecoder,
     prompts: Sequence[Tokens],
@@ -118,7 +134,8 @@ def _forced(
     decoder: StaticDecoder, rows: Sequence[Tokens], starts: Sequence[int], order: Sequence[int]
 ) -> dict[int, Logits]:
     """Logits of each row from its prompt's last token on: float32 (steps, vocab). All slots run at once."""
-    grid, found = decoder.grid, {}
+    grid = decoder.grid
+    found: dict[int, Logits] = {}
     for at in range(0, len(order), grid.slots):
         group = order[at : at + grid.slots]
         lines: dict[int, list[Logits]] = {index: [] for index in group}

@@ -13,7 +13,7 @@ from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Chooser, Sampling, log_probability
 from compile.generation.slots import Decode, Prefill, SlotScheduler, SlotUse, Work
 from compile.generation.stops import finish_reason
-from compile.targets.decoders import StaticDecoder
+from compile.targets.decoders import Generator, StaticDecoder
 
 
 @dataclass(slots=True)
@@ -92,6 +92,11 @@ class StaticGenerator:
         for slot, position, one in zip(step.slots, step.positions, texts, strict=True):
             tokens[slot], positions[slot] = one.tokens[one.count - 1], position
         return self.decoder.decode(tokens, positions)[list(step.slots)]
+
+
+def as_generator(loaded: StaticDecoder | Generator) -> Generator:
+    """What `DecoderTarget.load` returned, as something that generates: static graphs get the scheduler and sampler."""
+    return loaded if isinstance(loaded, Generator) else StaticGenerator(loaded)
 
 
 def _limit(request: Request, sampling: Sampling) -> int:

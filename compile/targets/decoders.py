@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ class StaticDecoder(Protocol):
         """
 
 
+@runtime_checkable
 class Generator(Protocol):
     """Turns requests into completions; may hold a scheduler of its own."""
 
