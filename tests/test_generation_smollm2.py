@@ -19,7 +19,7 @@ from demo.chat_model import build_chat_model
 from demo.reviews import load_reviews
 
 FOLDER = Path(__file__).parents[1] / ".demo" / "models" / "smollm2"
-PROMPTS, NEW_TOKENS, LONGEST = 200, 24, 128
+NEW_TOKENS, LONGEST = 24, 128
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +43,19 @@ def chat_prompts(model_dir: Path, count: int) -> list[NDArray[np.int64]]:
     raise AssertionError("too few short reviews")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_two_hundred_real_prompts_give_the_texts_of_transformers(model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "new_tokens"), [(5, 8), pytest.param(200, NEW_TOKENS, marks=pytest.mark.slow)])
+def test_real_prompts_give_the_texts_of_transformers(
+    model_dir: Path, tmp_path: Path, count: int, new_tokens: int
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    texts = chat_prompts(model_dir, PROMPTS)
-    target, shape = load_decoder_target("torch", NEW_TOKENS), Shape(length=LONGEST, batch=8)
+    texts = chat_prompts(model_dir, count)
+    target, shape = load_decoder_target("torch", new_tokens), Shape(length=LONGEST, batch=min(8, count - 1))
     target.compile(target.prepare(model_dir, tmp_path, "fp32", []), shape, "fp32", tmp_path)
     generator = StaticGenerator(target.load(tmp_path, shape, "fp32"))
-    sampling = Sampling(max_new_tokens=NEW_TOKENS, eos_token_id=eos_token_ids(model_dir))
+    sampling = Sampling(max_new_tokens=new_tokens, eos_token_id=eos_token_ids(model_dir))
     requests = [Request(str(index), text) for index, text in enumerate(texts)]
     found = {one.row_id: list(one.token_ids) for one in generator.generate(requests, sampling, TextRules())}
     assert generator.use is not None
@@ -63,7 +65,7 @@ def test_two_hundred_real_prompts_give_the_texts_of_transformers(model_dir: Path
     for index, text in enumerate(texts):
         ids = torch.from_numpy(text)[None]
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS)
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens)
         if out[0, len(text) :].tolist() != found[str(index)]:
             different.append(index)
     assert different == []
