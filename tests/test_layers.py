@@ -35,6 +35,7 @@ PURE = [
     "compile/planner.py",
     "compile/batches.py",
     "compile/costs.py",
+    "compile/generation/slots.py",
     "pipeline/errors.py",
     "pipeline/values.py",
     "pipeline/column_paths.py",
