@@ -63,24 +63,15 @@ def _input_name(port: Any) -> str:
     return next(name for name in ("input_ids", "attention_mask", "token_type_ids") if name in port.names)
 
 
-<<<<<<< HEAD
-def _saved(model: Any, directory: Path) -> Path:
+def saved_model(model: Any, directory: Path, name: str = GRAPH) -> Path:
     """Write a converted model, all of it or nothing. Raises OSError."""
     partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _openvino().save_model(model, partial / GRAPH, compress_to_fp16=False)
+        openvino_package().save_model(model, partial / name, compress_to_fp16=False)
     except RuntimeError as error:  # all that it says of a full disk is "iostream error"
         raise OSError(errno.EIO, f"OpenVINO could not write the model ({error})", str(partial)) from error
-=======
-def saved_model(model: Any, directory: Path, name: str = GRAPH) -> Path:
-    """Write a converted model, all of it or nothing."""
-    partial = directory.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    openvino_package().save_model(model, partial / name, compress_to_fp16=False)
->>>>>>> 3ff28c14da7893eb378223875e746e8797b63d67
     partial.rename(directory)
     return directory
 
