@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -15,13 +14,8 @@ from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.slots import SlotGrid
 from compile.shapes import Shape
-from compile.targets import EncoderBatch
-
-DECODER_TARGETS = {
-    "torch": "compile.targets.torch_decoder",
-    "openvino": "compile.targets.openvino_decoder",
-}
-"""Name in a job file -> module with a `make(new_tokens)` function. Heavy imports stay inside functions."""
+from compile.targets import AnyTarget
+from compile.toolchains import decoder_module
 
 
 class StaticDecoder(Protocol):
@@ -55,37 +49,23 @@ class Generator(Protocol):
         """Each request exactly once, in the order in which they finish. Raises ValueError for what does not fit."""
 
 
-class DecoderTarget(Protocol):
+class DecoderTarget(AnyTarget[StaticDecoder | Generator], Protocol):
     """As compile.targets.Target, for artifacts of one number of new tokens: a Shape is (decode slots, prompt length).
 
     `new_tokens` is among `options`, hence in the artifact's key.
     """
 
-    name: str
-    precisions: tuple[str, ...]
-    calibrated: tuple[str, ...]
-    on_cpu: bool
     new_tokens: int
     independent: bool
     """Whether a row's tokens are promised not to depend on its company (P2). Where False, it is measured and told."""
 
-    def unavailable(self) -> str | None: ...
-    def default_precision(self) -> str: ...
-    def supports(self, precision: str) -> str | None: ...
-    def versions(self) -> dict[str, str]: ...
-    def options(self, precision: str) -> dict[str, str]: ...
-    def machine(self) -> str: ...
-    def candidates(self, max_length: int) -> list[Shape]: ...
-    def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path: ...
-    def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None: ...
-    def load(self, artifact_dir: Path, shape: Shape, precision: str) -> StaticDecoder | Generator: ...
+    def unsupported(self, sampling: Sampling, text: TextRules) -> str | None:
+        """Which of these settings it does not have, in a sentence; None when it has all."""
 
 
 def load_decoder_target(name: str, new_tokens: int) -> DecoderTarget:
     """The target of that name for texts of up to `new_tokens`. Raises ValueError that lists the valid names."""
-    if name not in DECODER_TARGETS:
-        raise ValueError(f"target {name!r} cannot generate; choose one of: {', '.join(DECODER_TARGETS)}")
-    target: DecoderTarget = importlib.import_module(DECODER_TARGETS[name]).make(new_tokens)
+    target: DecoderTarget = importlib.import_module(decoder_module(name)).make(new_tokens)
     return target
 
 

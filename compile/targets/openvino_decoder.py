@@ -62,6 +62,9 @@ class OpenVinoDecoderTarget:
             return f"openvino generates in: {', '.join(self.precisions)}; choose one of them, not {precision!r}"
         return encoder_target.target.supports(precision)
 
+    def unsupported(self, sampling: Sampling, text: TextRules) -> str | None:
+        return unsupported(sampling, text)
+
     def versions(self) -> dict[str, str]:
         return {
             **encoder_target.target.versions(),

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile.errors import ArtifactError, CompileError, DeviceError, ModelError
+from compile.generation.requests import TextRules
+from compile.generation.sampling import Sampling
 from compile.shapes import Shape
 from compile.targets import EncoderBatch
 from compile.targets import torch as encoder_target
@@ -38,6 +40,9 @@ class TorchDecoderTarget:
 
     def supports(self, precision: str) -> str | None:
         return encoder_target.target.supports(precision)
+
+    def unsupported(self, sampling: Sampling, text: TextRules) -> str | None:
+        return None
 
     def versions(self) -> dict[str, str]:
         return encoder_target.target.versions()
