@@ -20,9 +20,9 @@ MINIMAL: dict[str, Any] = {
     "output": {"uri": "out"},
 }
 TOP_LEVEL_KEYS = (
-    "name, description, schedule, timezone, start_date, queue, compile_queue, task, target, precision, model, input, "
-    "shapes, max_graphs, max_length, truncation, reject_budget, workers, compile, parity, replan, amortise_nights, "
-    "artifacts, output, price_per_hour"
+    "name, description, schedule, timezone, start_date, queue, compile_queue, task, generate, target, precision, "
+    "model, input, shapes, max_graphs, max_length, truncation, reject_budget, workers, compile, parity, replan, "
+    "amortise_nights, artifacts, output, price_per_hour"
 )
 TYPES = "'string', 'bool', 'int32', 'int64', 'float', 'double', 'date' or 'timestamp'"
 CRON = (
@@ -50,8 +50,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (job_with(model={"uri": "m", "rev": "1"}), "model.rev: unknown key; valid keys here: uri, revision"),
     (
         input_with(column="t"),
-        "input.column: unknown key; valid keys here: uri, format, split, config, revision, text, template, pair, id, "
-        "label, keep, when_missing, split_rows, split_mb",
+        "input.column: unknown key; valid keys here: uri, format, split, config, revision, text, template, messages, "
+        "pair, id, label, keep, when_missing, split_rows, split_mb",
     ),
     (input_with(revision="main"), "input: revision: only for a hub dataset (uri: hf://org/name); remove it"),
     (
@@ -109,7 +109,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         job_with(start_date="soon"),
         "start_date: Input should be a valid date or datetime, input is too short (got 'soon')",
     ),
-    (job_with(task="embed"), "task: Input should be 'classify' (got 'embed')"),
+    (job_with(task="embed"), "task: Input should be 'classify' or 'generate' (got 'embed')"),
     (job_with(precision="int4"), "precision: Input should be 'auto', 'bf16', 'fp32' or 'int8' (got 'int4')"),
     (job_with(truncation="cut"), "truncation: Input should be 'reject', 'head', 'tail' or 'head_tail' (got 'cut')"),
     (job_with(compile="maybe"), "compile: Input should be 'auto' or 'never' (got 'maybe')"),
@@ -118,8 +118,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "input.format: Input should be 'auto', 'parquet', 'jsonl', 'csv', 'tsv', 'text' or 'datasets' (got 'xls')",
     ),
     (input_with(when_missing="skip"), "input.when_missing: Input should be 'fail' or 'empty' (got 'skip')"),
-    (input_with(text=None), "input: give either text (a column) or template (several columns)"),
-    (input_with(template="{a}"), "input: give either text (a column) or template (several columns)"),
+    (
+        input_with(text=None),
+        "input: give one of text (a column), template (several columns) and messages (a column of chats)",
+    ),
+    (
+        input_with(template="{a}"),
+        "input: give one of text (a column), template (several columns) and messages (a column of chats)",
+    ),
     (
         input_with(text=None, template="plain"),
         "input: template: 'plain' names no column; write for example '{title}: {body}'",
