@@ -353,3 +353,43 @@ def test_a_job_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         job.name = "y"
     assert isinstance(job, Job)
+
+
+GENERATE = {"max_new_tokens": 8}
+GENERATE_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"generate": None}, "generate: task generate needs it; write at least generate: {max_new_tokens: 128}"),
+    ({"generate": {}}, "generate.max_new_tokens: is required"),
+    ({"task": "classify"}, "generate: only for task: generate; remove it, or set the task"),
+    ({"target": "onnxruntime"}, "target 'onnxruntime' cannot generate; choose one of: torch, openvino"),
+    ({"input": {"uri": "i/", "text": "t", "pair": "p"}}, "input.pair: only for task: classify; remove it"),
+    ({"output": {"uri": "o", "all_scores": True}}, "output.all_scores: only for task: classify; remove it"),
+    ({"generate": {**GENERATE, "samples": 2}}, "generate: samples: more than 1 needs do_sample: true"),
+    ({"generate": {**GENERATE, "min_new_tokens": 9}}, "generate: min_new_tokens: 9 exceeds max_new_tokens, 8"),
+    ({"generate": {**GENERATE, "top_p": 0}}, "generate.top_p: Input should be greater than 0 (got 0)"),
+    ({"generate": {**GENERATE, "beams": 2}}, "generate.beams: unknown key; valid keys here: max_new_tokens, min_new"),
+    ({"generate": {**GENERATE, "chat": False, "system": "s"}}, "generate: system: a system prompt needs the model's"),
+    (
+        {"generate": {**GENERATE, "chat": False}, "input": {"uri": "i/", "messages": "m"}},
+        "generate.chat: false leaves the chat template out, which input.messages needs",
+    ),
+    ({"input": {"uri": "i/", "text": "t", "keep": {"text": "string"}}}, "input.keep: 'text' is an output column of"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), GENERATE_MISTAKES, ids=[text[:50] for _, text in GENERATE_MISTAKES])
+def test_mistakes_of_generation_jobs(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError) as raised:
+        parse_job({**MINIMAL, "task": "generate", "generate": GENERATE, **changes}, "x")
+    assert str(raised.value).startswith(f"x: {message}")
+
+
+def test_chats_are_for_generation_only() -> None:
+    with pytest.raises(JobError, match=r"input\.messages: only for task: generate; use text or template"):
+        parse_job(job_with(input={"uri": "i/", "messages": "m"}), "x")
+
+
+def test_a_generation_job_survives_its_json() -> None:
+    settings = {**GENERATE, "logit_bias": {7: -1.5}, "stop": ["a"], "chat": True}
+    job = parse_job({**MINIMAL, "task": "generate", "generate": settings}, "x")
+    assert parse_job(json.loads(json.dumps(job.model_dump(mode="json"))), "plan") == job
+    assert job.output_fields()["generate"] == job.model_dump(mode="json")["generate"]

@@ -18,6 +18,7 @@ from pipeline import flow, splits, steps
 from pipeline.errors import JobError, StorageError
 from pipeline.layout import part_object
 from pipeline.objects import Objects
+from pipeline.snapshot import load_snapshot
 
 LONG = (3, 17, 40)
 """Rows that are too long for max_length 32."""
@@ -190,7 +191,8 @@ def test_rejects_of_several_parts(tmp_path: Path, tiny_model: Path, monkeypatch:
     for name in ("LENGTHWISE_CACHE", "LENGTHWISE_LOCK_DIR"):
         monkeypatch.setenv(name, home.environment[name])
     assert flow.run(home.context(), home.file)["rejected"] == 5
-    assert len(list((tmp_path / f"out/predictions/ds={DS}").iterdir())) == 3
+    (pinned,) = (tmp_path / f"out/_lengthwise/snapshots/ds={DS}").glob("*.json")
+    assert len(load_snapshot(Objects(), str(pinned)).splits) == 3
     context = changed(home, truncation="head_tail")
     report = flow.run(context, home.file, retry=True)
     assert (report["predicted"], report["rejected"], report["truncated_rows"]) == (68, 0, 5)
