@@ -53,9 +53,10 @@ def _headline(report: dict[str, Any]) -> RenderableType:
 def _generation(found: dict[str, Any], efficiency: float | None) -> list[tuple[str, str]]:
     rates = ("prompt", "generated", "total")
     speed = ", ".join(f"{_number(found[f'{name}_tokens_per_second'])} {name}" for name in rates)
+    occupied = f", decode slots {_share(found['occupancy'])} occupied" if found["occupancy"] is not None else ""
     return [
         ("tokens", f"{found['prompt_tokens']:,} of prompts ({_share(efficiency)} of slots)"),
-        ("generated", f"{found['generated_tokens']:,} tokens, decode slots {_share(found['occupancy'])} occupied"),
+        ("generated", f"{found['generated_tokens']:,} tokens{occupied}"),
         ("tokens/s", f"{speed}, in infer"),
     ]
 

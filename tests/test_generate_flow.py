@@ -201,7 +201,7 @@ def test_workers_and_kills_change_no_byte(
     tmp_path: Path, decoder: Path, generate: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One, two and four workers, and a worker that is killed with -9 in the middle: the same files."""
-    monkeypatch.setattr(planning, "SHARD_SLOT_TOKENS", 1 << 9)
+    monkeypatch.setattr(planning, "SHARD_SLOT_TOKENS", 1 << 8)
     rows = prompts(40)
     for index, row in enumerate(rows):
         row["id"] = f"r{index // 2}"  # two rows each have one id, and draw alike

@@ -72,7 +72,7 @@ def large() -> LargePlan:
     model = ModelInfo("d", "bert", ("a", "b"), "single_label", 512, 0, 30522, True)
     offsets = tuple((0,) for _ in splits)
     plan = RunPlan(
-        "f", Job.model_validate(JOB), DS, "s", "t", model, "bf16", shapes, ("k",) * 12, shards, offsets, None
+        "f", Job.model_validate(JOB), DS, "s", "t", model, "bf16", shapes, ("k",) * 12, shards, offsets, 0, None
     )
     stored = json.dumps(plan.to_json()).encode()
     read = RunPlan.from_json(json.loads(stored))
