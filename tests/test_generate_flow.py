@@ -19,8 +19,11 @@ from transformers import AutoTokenizer
 from jobs import DS, JobHome, jsonl, make_home, published
 from pipeline import planning, steps
 from pipeline.errors import JobError
+from pipeline.isolation import piece_object
+from pipeline.layout import shard_object
 from pipeline.objects import Objects
 from pipeline.run_plan import load_run
+from pipeline.shard_result import ShardResult
 
 WORDS = "the quick brown fox jumps over a good movie and bad batch inference what is paris".split()  # noqa: SIM905
 SAMPLED = {"max_new_tokens": 8, "do_sample": True, "temperature": 0.9, "top_p": 0.95, "seed": 7}
@@ -317,3 +320,46 @@ def test_the_openvino_engine_runs_the_same_flow(tmp_path: Path, decoder: Path) -
     assert same >= 7, "another kernel may decide a near tie otherwise"
     assert report["tokens"]["occupancy"] is None
     assert published(Objects(), str(tmp_path))
+
+
+def test_pieces_of_a_shard_have_the_texts_of_the_whole(tmp_path: Path, decoder: Path) -> None:
+    """What isolation executes in processes of their own, where a row has killed a worker."""
+    put(tmp_path, prompts(20))
+    home = home_of(tmp_path, decoder, {**SAMPLED, "samples": 2})
+    run = planned(home)
+    context, plan = home.context(), load_run(Objects(), run)
+    for shard in plan.shards:
+        middle = shard.rows // 3
+        for start, stop in ((0, middle), (middle, shard.rows)):
+            steps.piece(context, run, shard.index, start, stop)
+    steps.piece(context, run, 0, 0, 0)  # the device alone
+    steps.infer(context, run)
+    for shard in plan.shards:
+        middle = shard.rows // 3
+        uris = [piece_object(run, shard.index, *part) for part in ((0, middle), (middle, shard.rows))]
+        parts = [ShardResult.decode(Objects().get(uri)) for uri in uris]
+        whole = ShardResult.decode(Objects().get(shard_object(run, shard.index)))
+        assert ShardResult.joined(parts, whole.output.type).output.equals(whole.output)
+
+
+def test_retried_rejects_join_the_samples_of_the_others(tmp_path: Path, decoder: Path) -> None:
+    rows = prompts(8)
+    rows[3]["text"] = "a movie " * 20
+    put(tmp_path, rows)
+    generate = {**SAMPLED, "samples": 2}
+    first = run_here(home_of(tmp_path, decoder, generate, reject_budget={"share": 0.5}))
+    assert first["reject_reasons"] == {"too_long": 1}
+    before = output_of(tmp_path)
+    home = home_of(tmp_path, decoder, generate, truncation="tail")
+    context = home.context()
+    taken = steps.snapshot(context, retry=True)
+    steps.tokenize(context, taken["snapshot"], retry_of=taken["retry_of"])
+    run = steps.plan(context, taken["snapshot"], retry_of=taken["retry_of"])["run"]
+    report = finished(home, run)
+    assert (report["rows"], report["predicted"], report["rejected"]) == (8, 8, 0)
+    after = output_of(tmp_path)
+    assert [(row["row_id"], row["sample"]) for row in after] == [(f"r{n}", k) for n in range(8) for k in range(2)]
+    assert [row for row in after if row["row_id"] != "r3"] == before
+    new = [row for row in after if row["row_id"] == "r3"]
+    assert report["real_tokens"] == sum(row["token_count"] for row in after) // 2
+    assert all(row["truncated_tokens"] > 0 for row in new)
