@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from compile.errors import ArtifactError
+from compile.generation.constraints import Constraint
 from compile.generation.requests import Completion, Request, TextRules, sample_requests
 from compile.generation.sampling import Sampling
 from compile.generation.static import StaticGenerator
@@ -61,6 +62,7 @@ class DecoderEngine:
     draw_ids: DrawIds
     token_ids: bool
     """Whether the tokens of texts are kept."""
+    constraint: Constraint | None = None
     group: int = 1 << 30
     kind: pa.DataType = field(default_factory=lambda: pa.list_(TEXT))
     _counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -87,7 +89,7 @@ class DecoderEngine:
         return found
 
     def _rules(self) -> TextRules:
-        return TextRules(decode=self.decode)
+        return TextRules(decode=self.decode, constraint=self.constraint)
 
     def _generate(self, requests: list[Request]) -> list[Completion]:
         try:

@@ -34,6 +34,8 @@ class Generate(pydantic.BaseModel):
     logit_bias: dict[int, float] = Field(default_factory=dict, description="token id -> added to its logit")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), description="strings that end a text, cut off")
     stop_token_ids: tuple[int, ...] = ()
+    json_schema: dict[str, Any] | None = Field(None, description="schema of the JSON that a text must be")
+    regex: str | None = Field(None, min_length=1, description="what a text must match as a whole, in Rust's syntax")
     samples: int = Field(1, strict=True, ge=1, le=1_000, description="texts per row, num_return_sequences")
     seed: int = Field(0, strict=True)
     chat: Annotated[Literal["auto", "true", "false"], BeforeValidator(_chat)] = "auto"
@@ -47,6 +49,8 @@ class Generate(pydantic.BaseModel):
             raise ValueError(f"min_new_tokens: {self.min_new_tokens} exceeds max_new_tokens, {self.max_new_tokens}")
         if self.samples > 1 and not self.do_sample:
             raise ValueError("samples: more than 1 needs do_sample: true; all greedy texts of a row are equal")
+        if self.json_schema is not None and self.regex is not None:
+            raise ValueError("regex: a text follows either a json_schema or a regex; remove one")
         if self.chat == "false" and self.system is not None:
             raise ValueError("system: a system prompt needs the model's chat template, which chat: false leaves out")
         return self

@@ -286,6 +286,9 @@ def test_a_row_whose_logits_are_nan_is_a_reject_and_the_rest_goes_on(tmp_path: P
 MISTAKES = [
     ({"max_new_tokens": 100}, {}, "exceed the 128 positions"),
     ({"max_new_tokens": 4, "stop_token_ids": [9999]}, {}, "token 9999 is none of the model's 320"),
+    ({"max_new_tokens": 4, "regex": "("}, {}, r"generate\.regex: the constraint cannot be used"),
+    ({"max_new_tokens": 4, "json_schema": {"type": "strin"}}, {}, r"generate\.json_schema: "),
+    ({"max_new_tokens": 4, "regex": "a+"}, {"target": "openvino"}, "has no constraint"),
     ({"max_new_tokens": 4, "no_repeat_ngram_size": 2}, {"target": "openvino"}, "has no no_repeat_ngram_size"),
 ]
 
@@ -320,6 +323,23 @@ def test_the_openvino_engine_runs_the_same_flow(tmp_path: Path, decoder: Path) -
     assert same >= 7, "another kernel may decide a near tie otherwise"
     assert report["tokens"]["occupancy"] is None
     assert published(Objects(), str(tmp_path))
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_texts_follow_a_json_schema(tmp_path: Path, decoder: Path, do_sample: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"good": {"type": "boolean"}, "stars": {"enum": [1, 2, 3]}},
+        "required": ["good", "stars"],
+        "additionalProperties": False,
+    }
+    put(tmp_path, prompts(6))
+    run_here(home_of(tmp_path, decoder, {"max_new_tokens": 40, "do_sample": do_sample, "json_schema": schema}))
+    for row in output_of(tmp_path):
+        found = json.loads(row["text"])
+        assert isinstance(found["good"], bool)
+        assert found["stars"] in (1, 2, 3)
+        assert (len(found), row["finish_reason"]) == (2, "stop")
 
 
 def test_pieces_of_a_shard_have_the_texts_of_the_whole(tmp_path: Path, decoder: Path) -> None:

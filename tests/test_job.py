@@ -365,6 +365,10 @@ GENERATE_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"output": {"uri": "o", "all_scores": True}}, "output.all_scores: only for task: classify; remove it"),
     ({"generate": {**GENERATE, "samples": 2}}, "generate: samples: more than 1 needs do_sample: true"),
     ({"generate": {**GENERATE, "min_new_tokens": 9}}, "generate: min_new_tokens: 9 exceeds max_new_tokens, 8"),
+    (
+        {"generate": {**GENERATE, "regex": "a", "json_schema": {}}},
+        "generate: regex: a text follows either a json_schema",
+    ),
     ({"generate": {**GENERATE, "top_p": 0}}, "generate.top_p: Input should be greater than 0 (got 0)"),
     ({"generate": {**GENERATE, "beams": 2}}, "generate.beams: unknown key; valid keys here: max_new_tokens, min_new"),
     ({"generate": {**GENERATE, "chat": False, "system": "s"}}, "generate: system: a system prompt needs the model's"),

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from compile.batches import TokenRow
 from compile.errors import ModelError
 from compile.generation.build import build_missing_decoders
+from compile.generation.constraints import GrammarConstraint, json_schema_grammar, regex_grammar
 from compile.generation.requests import TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import as_generator
@@ -47,7 +48,9 @@ class Generate:
                 f"max_length: {job.max_length} tokens of prompt and generate.max_new_tokens, {job.new_tokens}, exceed "
                 f"the {model.max_positions} positions of model {job.model.uri}; lower one of them"
             )
-        lacking = self.target(job).unsupported(sampling_of(job, folder, model), TextRules())
+        sampling = sampling_of(job, folder, model)
+        rules = TextRules(constraint=constraint_of(job, folder, model, sampling))
+        lacking = self.target(job).unsupported(sampling, rules)
         if lacking:
             raise JobError(f"generate: {lacking}")
         _chat_template(context, folder)
@@ -101,11 +104,12 @@ class Generate:
         if model.digest != plan.model.digest:
             raise JobError(f"model.uri {plan.job.model.uri} is another model than this run was planned with; run again")
         sampling, tokenizer = sampling_of(plan.job, model_dir, model), read_tokenizer(model_dir)
-        settings, draw_ids = _settings(plan.job), DrawIds(context, plan)
+        constraint = constraint_of(plan.job, model_dir, model, sampling)
+        keep, draw_ids = _settings(plan.job).token_ids, DrawIds(context, plan)
 
         def make(loaded: Any, shape: Shape) -> DecoderEngine:
             del shape
-            return DecoderEngine(as_generator(loaded), sampling, tokenizer.decode, draw_ids, settings.token_ids)
+            return DecoderEngine(as_generator(loaded), sampling, tokenizer.decode, draw_ids, keep, constraint)
 
         return make
 
@@ -157,6 +161,22 @@ def sampling_of(job: Job, model_dir: Path, model: ModelInfo) -> Sampling:
         num_return_sequences=settings.samples,
         seed=settings.seed,
     )
+
+
+def constraint_of(job: Job, model_dir: Path, model: ModelInfo, sampling: Sampling) -> GrammarConstraint | None:
+    """What the job's texts must look like; None where they may be anything. Raises JobError, ModelError."""
+    settings = _settings(job)
+    field = "json_schema" if settings.json_schema is not None else "regex"
+    try:
+        if settings.json_schema is not None:
+            grammar = json_schema_grammar(settings.json_schema)
+        elif settings.regex is not None:
+            grammar = regex_grammar(settings.regex)
+        else:
+            return None
+        return GrammarConstraint(model_dir, model.vocab_size, sampling.eos_token_id, grammar)
+    except ValueError as error:
+        raise JobError(f"generate.{field}: {error}") from error
 
 
 def _special_tokens(model_dir: Path) -> dict[str, int]:
