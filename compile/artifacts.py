@@ -17,7 +17,7 @@ from compile.errors import ArtifactError
 from compile.model import ModelInfo, file_digest
 from compile.parity import ParityRecord
 from compile.shapes import Shape, canonical_json
-from compile.targets import Executable, Target
+from compile.targets import AnyTarget, Loaded
 
 CACHE_BYTES = 8 << 30
 FORMAT = 1
@@ -70,7 +70,7 @@ class ArtifactSpec:
         )
 
 
-def artifact_spec(target: Target, model: ModelInfo, shape: Shape, precision: str) -> ArtifactSpec:
+def artifact_spec(target: AnyTarget[Any], model: ModelInfo, shape: Shape, precision: str) -> ArtifactSpec:
     """The artifact that this machine would build and load for one shape of a model."""
     return ArtifactSpec(
         model_digest=model.digest,
@@ -204,7 +204,7 @@ class ArtifactStore:
             raise ArtifactError(f"{_title(spec)} has lost {', '.join(gone)} in {self.uri}; {BUILD}")
         return manifest
 
-    def load(self, spec: ArtifactSpec, target: Target) -> Executable:
+    def load(self, spec: ArtifactSpec, target: AnyTarget[Loaded]) -> Loaded:
         """Load without compiling. Raises ArtifactError when it is missing, damaged, of other versions or not proven."""
         manifest = self.manifest(spec.key)
         if manifest is None:
@@ -318,7 +318,7 @@ def _title(spec: ArtifactSpec) -> str:
     return f"artifact {spec.key} ({spec.target} {spec.precision}, shape {spec.shape})"
 
 
-def _foreign(spec: ArtifactSpec, target: Target) -> str | None:
+def _foreign(spec: ArtifactSpec, target: AnyTarget[Any]) -> str | None:
     """Why this process must not load a spec that was made elsewhere: code and numbers are tied to both."""
     if dict(spec.versions) != target.versions():
         return f"it is for versions {dict(spec.versions)}, and this process has {target.versions()}"

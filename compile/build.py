@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from compile.parity import ParityRecord, Tolerance, compare, judge
 from compile.reference import Reference
 from compile.samples import Sample, check_rows, choose_samples
 from compile.shapes import Shape, ShapePlan
-from compile.targets import EncoderBatch, Executable, Target
+from compile.targets import AnyTarget, EncoderBatch, Executable, Loaded, Target
 
 MEASURE_S = 0.5
 """Seconds given to timing one shape; a slower batch is still run MIN_REPEATS times."""
@@ -48,20 +49,35 @@ def build_missing(
 
     Raises CompileError when a shape does not compile or does not pass parity; shapes built before it stay published.
     """
-    manifests = []
     reference = Reference(model_dir, model.pad_token_id)
+
+    def build(spec: ArtifactSpec, work_dir: Path) -> Manifest:
+        given = (spec, samples, tolerance, work_dir)
+        return build_artifact(store, target, model, model_dir, *given, reference=reference, labelled=labelled)
+
+    return build_plan(
+        store, [artifact_spec(target, model, shape, precision) for shape in plan.shapes], build, on_progress
+    )
+
+
+def build_plan(
+    store: ArtifactStore,
+    specs: Sequence[ArtifactSpec],
+    build: Callable[[ArtifactSpec, Path], Manifest],
+    on_progress: Callable[[str], None],
+) -> list[Manifest]:
+    """Manifests of these artifacts, in order; `build` makes those that are missing, in a folder that they share."""
+    manifests = []
     with tempfile.TemporaryDirectory(prefix="lengthwise-build-") as work:
-        for shape in plan.shapes:
-            spec = artifact_spec(target, model, shape, precision)
-            found = _usable(store, spec)
+        for spec in specs:
+            found = usable(store, spec)
             if found is not None:
-                on_progress(f"{shape}: reused artifact {spec.key}")
-                manifests.append(found)
-                continue
-            given = (spec, samples, tolerance, Path(work))
-            manifest = build_artifact(store, target, model, model_dir, *given, reference=reference, labelled=labelled)
-            on_progress(f"{shape}: built artifact {spec.key} in {manifest.compile_seconds:.2f} s, {_verdict(manifest)}")
-            manifests.append(manifest)
+                on_progress(f"{spec.shape}: reused artifact {spec.key}")
+            else:
+                found = build(spec, Path(work))
+                seconds = found.compile_seconds
+                on_progress(f"{spec.shape}: built artifact {spec.key} in {seconds:.2f} s, {verdict(found)}")
+            manifests.append(found)
     return manifests
 
 
@@ -82,13 +98,13 @@ def build_artifact(
 
     `work_dir` keeps the converted model, so builds that share it convert once; it serves one model and one precision.
     """
-    _check_inputs(target, model, model_dir, spec)
+    check_inputs(target, model, model_dir, spec)
     check_rows(samples, model)
     reference = reference or Reference(model_dir, model.pad_token_id)
     prepared = converted_model(store, target, spec, model_dir, work_dir, calibration_batches(samples, model))
     out_dir = Path(tempfile.mkdtemp(dir=work_dir, prefix=f"{spec.shape}-"))
     try:
-        executable, compile_seconds, load_s = _compile_and_load(target, prepared, spec, out_dir)
+        executable, compile_seconds, load_s = compile_and_load(target, prepared, spec, out_dir)
         chosen = choose_samples(samples, spec.shape, model.max_positions)
         record = prove(executable, chosen, reference, model, tolerance, target.versions(), labelled)
         if not record.passed:
@@ -100,10 +116,10 @@ def build_artifact(
         shutil.rmtree(out_dir, ignore_errors=True)
 
 
-def _compile_and_load(
-    target: Target, prepared: Path, spec: ArtifactSpec, out_dir: Path
-) -> tuple[Executable, float, float]:
-    """The executable as a worker would load it, and the seconds that compiling and loading took."""
+def compile_and_load(
+    target: AnyTarget[Loaded], prepared: Path, spec: ArtifactSpec, out_dir: Path
+) -> tuple[Loaded, float, float]:
+    """The artifact as a worker would load it, and the seconds that compiling and loading took."""
     started = time.perf_counter()
     target.compile(prepared, spec.shape, spec.precision, out_dir)
     compiled = time.perf_counter()
@@ -199,7 +215,7 @@ def _groups(count: int, batch: int) -> list[list[int]]:
     return [*full, *shifted, *partial, [count - 1]]
 
 
-def _usable(store: ArtifactStore, spec: ArtifactSpec) -> Manifest | None:
+def usable(store: ArtifactStore, spec: ArtifactSpec) -> Manifest | None:
     """The artifact when it is fit; one that is not fit is removed, so that it can be built again."""
     try:
         return store.check(spec)
@@ -209,8 +225,11 @@ def _usable(store: ArtifactStore, spec: ArtifactSpec) -> Manifest | None:
         return None
 
 
-def _check_inputs(target: Target, model: ModelInfo, model_dir: Path, spec: ArtifactSpec) -> None:
-    found = read_model(model_dir)
+def check_inputs(
+    target: AnyTarget[Any], model: ModelInfo, model_dir: Path, spec: ArtifactSpec, *, classifier: bool = True
+) -> None:
+    """Raises CompileError when the folder's model, the key or the precision are not what is to be built."""
+    found = read_model(model_dir, classifier=classifier)
     if found != model:
         names = [name for name in ModelInfo.__slots__ if getattr(found, name) != getattr(model, name)]
         raise CompileError(f"{model_dir} is not the model that was read before: {', '.join(names)} differ")
@@ -223,7 +242,8 @@ def _check_inputs(target: Target, model: ModelInfo, model_dir: Path, spec: Artif
         raise CompileError(f"{spec.shape} is longer than the model's {model.max_positions} positions")
 
 
-def _verdict(manifest: Manifest) -> str:
+def verdict(manifest: Manifest) -> str:
+    """What an artifact costs and how far it is from the reference, for a person."""
     timing, parity = manifest.timing, manifest.parity
     batch = f"{timing.median_s * 1000:.1f} ms a batch" if timing else "not measured"
     return f"{batch}, largest logit difference {parity.max_abs_logit:.2g}" if parity else batch

@@ -11,16 +11,17 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from compile.artifacts import ArtifactFile, ArtifactSpec, ArtifactStore, artifact_file
 from compile.errors import ArtifactError
 from compile.shapes import canonical_json
-from compile.targets import EncoderBatch, Target
+from compile.targets import AnyTarget, EncoderBatch
 
 
 def converted_model(
     store: ArtifactStore,
-    target: Target,
+    target: AnyTarget[Any],
     spec: ArtifactSpec,
     model_dir: Path,
     work_dir: Path,

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from compile.artifacts import ArtifactStore
 from compile.model import ModelInfo
 from compile.shapes import Shape, canonical_json
-from compile.targets import Target
+from compile.targets import AnyTarget
 
 PRIOR = 1e-3
 """Weight of the default form against the squared relative errors of the points, per coefficient.
@@ -34,8 +35,8 @@ class Coefficients:
     per_token: float
     per_token_length: float
 
-    def seconds(self, shape: Shape) -> float:
-        return float(_features(shape) @ np.array([self.per_batch, self.per_token, self.per_token_length]))
+    def seconds(self, shape: Shape, new_tokens: int = 0) -> float:
+        return float(_features(shape, new_tokens) @ np.array([self.per_batch, self.per_token, self.per_token_length]))
 
 
 DEFAULTS = {
@@ -44,6 +45,12 @@ DEFAULTS = {
     "torch": Coefficients(3e-3, 2.1e-4, 1.7e-7),
 }
 """Of a 6-layer encoder of width 384 on a server core of 2024. Their ratios choose a first plan; builds then measure."""
+
+DECODER_DEFAULTS = {
+    "openvino": Coefficients(2e-2, 4e-4, 2e-8),
+    "torch": Coefficients(6e-2, 2e-3, 1e-7),
+}
+"""Of a 30-layer decoder of width 576, likewise; `per_batch` is of each decode step, which reads all weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,48 +61,57 @@ class CostModel:
     measured: Mapping[Shape, float] = field(default_factory=dict)
     load_s: float = 0.1
     """Seconds in which a worker loads one shape: the price of one more graph in a plan."""
+    new_tokens: int = 0
+    """Of decoders: an execution then is a full set of slots, from their prompts to their last tokens."""
 
     def seconds(self, shape: Shape) -> tuple[float, bool]:
         """Seconds of one batch, and whether they were measured (True) or come from the fit (False)."""
         found = self.measured.get(shape)
-        return (found, True) if found is not None else (self.fitted.seconds(shape), False)
+        return (found, True) if found is not None else (self.fitted.seconds(shape, self.new_tokens), False)
 
 
-def default_costs(target_name: str) -> CostModel:
+def default_costs(target_name: str, new_tokens: int = 0) -> CostModel:
     """Costs for planning when nothing was measured yet; an unknown target gets those of `openvino`."""
-    return CostModel(DEFAULTS.get(target_name, DEFAULTS["openvino"]))
+    if not new_tokens:
+        return CostModel(DEFAULTS.get(target_name, DEFAULTS["openvino"]))
+    found = DECODER_DEFAULTS.get(target_name, DECODER_DEFAULTS["openvino"])
+    return CostModel(replace(found, per_batch=found.per_batch * new_tokens), new_tokens=new_tokens)
 
 
-def fit_costs(measured: Mapping[Shape, float], default: Coefficients) -> CostModel:
+def fit_costs(measured: Mapping[Shape, float], default: Coefficients, new_tokens: int = 0) -> CostModel:
     """A model through measured shapes; what the points leave open keeps the ratios of `default`."""
     points = {shape: seconds for shape, seconds in sorted(measured.items()) if seconds > 0}
     if not points:
-        return CostModel(default)
+        return CostModel(default, new_tokens=new_tokens)
     seconds = np.array(list(points.values()))
-    scale = float(np.median(seconds / np.array([default.seconds(shape) for shape in points])))
+    scale = float(np.median(seconds / np.array([default.seconds(shape, new_tokens) for shape in points])))
     expected = scale * np.array([default.per_batch, default.per_token, default.per_token_length])
-    rows = np.array([_features(shape) for shape in points]) / seconds[:, None]
+    rows = np.array([_features(shape, new_tokens) for shape in points]) / seconds[:, None]
     prior = np.sqrt(PRIOR) * np.diag(1 / expected)
     target = np.concatenate([np.ones(len(points)), np.full(3, np.sqrt(PRIOR))])
-    return CostModel(Coefficients(*_least_squares(np.concatenate([rows, prior]), target)), points)
+    fitted = Coefficients(*_least_squares(np.concatenate([rows, prior]), target))
+    return CostModel(fitted, points, new_tokens=new_tokens)
 
 
-def job_costs(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> CostModel:
+def job_costs(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, precision: str) -> CostModel:
     """Costs from what was measured for this target, machine kind, model and precision: at builds, and by a probe."""
-    wanted = (target.name, target.machine(), model.digest, precision)
+    new_tokens = target.options(precision).get("new_tokens", "0")  # of decoders, which cost by it
+    wanted = (target.name, target.machine(), model.digest, precision, new_tokens)
     probed, loads = _probed(store, probed_uri(store, target, model, precision))
     measured = {shape: [seconds] for shape, seconds in probed.items()}
     for manifest in store.list():
         spec = manifest.spec
-        if (spec.target, spec.machine, spec.model_digest, spec.precision) == wanted and manifest.timing:
+        made_for = dict(spec.options).get("new_tokens", "0")
+        if (spec.target, spec.machine, spec.model_digest, spec.precision, made_for) == wanted and manifest.timing:
             measured.setdefault(spec.shape, []).append(manifest.timing.median_s)
             loads.append(manifest.timing.load_s)
     medians = {shape: float(np.median(values)) for shape, values in measured.items()}
-    costs = fit_costs(medians, default_costs(target.name).fitted)
+    default = default_costs(target.name, int(new_tokens))
+    costs = fit_costs(medians, default.fitted, int(new_tokens))
     return replace(costs, load_s=float(np.median(loads))) if loads else costs
 
 
-def probed_uri(store: ArtifactStore, target: Target, model: ModelInfo, precision: str) -> str:
+def probed_uri(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, precision: str) -> str:
     """Where compile.probe keeps its seconds by shape."""
     identity = [target.name, target.versions(), target.machine(), model.digest, precision]
     return f"{store.uri}/costs/{hashlib.sha256(canonical_json(identity)).hexdigest()[:32]}.json"
@@ -111,8 +127,9 @@ def _probed(store: ArtifactStore, uri: str) -> tuple[dict[Shape, float], list[fl
         return {}, []  # costs steer a plan and nothing else: without them it is planned by the defaults
 
 
-def _features(shape: Shape) -> NDArray[np.float64]:
-    return np.array([1.0, shape.slot_tokens, shape.slot_tokens * shape.length])
+def _features(shape: Shape, new_tokens: int = 0) -> NDArray[np.float64]:
+    length = shape.length + new_tokens
+    return np.array([1.0, shape.batch * length, shape.batch * length * length])
 
 
 def _least_squares(rows: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[float, float, float]:

@@ -20,6 +20,8 @@ CONTENT = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
     "added_tokens.json",
     "vocab.txt",
     "vocab.json",
@@ -190,7 +192,8 @@ def _tokenizer_pad_id(model_dir: Path) -> int | None:
 
 
 def _max_positions(model_dir: Path, config: dict[str, Any], pad_token_id: int) -> int:
-    positions = _positive(model_dir, config, "max_position_embeddings")
+    # GPT-2's name for it is n_positions.
+    positions = _positive(model_dir, config, "n_positions" if "n_positions" in config else "max_position_embeddings")
     if config.get("model_type") in OFFSET_POSITIONS:
         return positions - pad_token_id - 1
     return positions

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile.accuracy import Accuracy
+from compile.generation.record import GenerationParity
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class ParityRecord:
     """Toolchain versions that the comparison ran with."""
     accuracy: Accuracy | None = None
     """On labelled rows; None when the job has none."""
+    generation: GenerationParity | None = None
+    """Of decoders; a label is then the next token, and rows are prompts."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,6 +77,7 @@ class ParityRecord:
         values["lengths"] = tuple(values["lengths"])
         values["tolerance"] = Tolerance(**values["tolerance"])
         values["accuracy"] = Accuracy(**values["accuracy"]) if values.get("accuracy") else None
+        values["generation"] = GenerationParity(**values["generation"]) if values.get("generation") else None
         return cls(**values)
 
 

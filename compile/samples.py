@@ -24,17 +24,19 @@ class Sample:
     """True when no real row was long enough and this one was joined from several."""
 
 
-def choose_samples(rows: Sequence[TokenRow], shape: Shape, max_positions: int) -> list[Sample]:
-    """Up to ROWS_PER_SHAPE rows that fit: the shortest, the longest, and even steps between; one fills the shape.
+def choose_samples(
+    rows: Sequence[TokenRow], shape: Shape, max_positions: int, count: int = ROWS_PER_SHAPE
+) -> list[Sample]:
+    """Up to `count` rows that fit: the shortest, the longest, and even steps between; one fills the shape.
 
     Raises CompileError when there is no row at all.
     """
     if not rows:
         raise CompileError(f"{shape} cannot be proven without rows; give real rows of the job")
     fitting = sorted((row for row in rows if len(row) <= shape.length), key=_order)
-    count = min(len(fitting), ROWS_PER_SHAPE - 1)
+    taken = min(len(fitting), count - 1)
     # The upper half of the steps is taken from the longest rows, which is what this shape will mostly see.
-    steps = np.rint(np.linspace(0, 1, count) ** 0.5 * (len(fitting) - 1)).astype(int)
+    steps = np.rint(np.linspace(0, 1, taken) ** 0.5 * (len(fitting) - 1)).astype(int)
     samples = [Sample(fitting[index], made=False) for index in np.unique(steps)]
     if not fitting or len(fitting[-1]) < shape.length:
         samples.append(Sample(_join(rows, min(shape.length, max_positions)), made=True))

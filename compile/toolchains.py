@@ -10,6 +10,11 @@ BUILT_IN = {
     "onnxruntime": "compile.targets.onnxruntime",
 }
 """Name in a job file -> module with a `target` attribute. A target's heavy imports stay inside its functions."""
+DECODERS = {
+    "torch": "compile.targets.torch_decoder",
+    "openvino": "compile.targets.openvino_decoder",
+}
+"""Those that generate: name in a job file -> module with a `make(new_tokens)` function."""
 ENTRY_POINT_GROUP = "lengthwise.targets"
 """A package adds a target by an entry point in this group: `name = module`, with the same attribute."""
 
@@ -24,6 +29,13 @@ def target_modules() -> dict[str, str]:
             )
         modules[found.name] = found.value
     return modules
+
+
+def decoder_module(name: str) -> str:
+    """The module of the decoder target of that name. Raises ValueError that lists the valid names."""
+    if name not in DECODERS:
+        raise ValueError(f"target {name!r} cannot generate; choose one of: {', '.join(DECODERS)}")
+    return DECODERS[name]
 
 
 def target_module(name: str) -> str:

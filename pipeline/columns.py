@@ -56,7 +56,7 @@ def prediction_schema(job: Job, labels: tuple[str, ...], problem_type: str) -> p
     return pa.schema(
         [
             *kept_fields(job),
-            *task.fields(labels, problem_type, job.output.all_scores),
+            *task.fields(job, labels, problem_type),
             pa.field("row_id", pa.string()),
             pa.field("source_uri", pa.string()),
             pa.field("source_row", pa.int64()),

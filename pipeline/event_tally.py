@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -23,10 +23,19 @@ class ShardEvent:
     execute_s: float
     cpu_s: float
     created: bool
+    generated_tokens: int = 0
+    decode_slots: int = 0
+    """Slots of all decode steps of a generating shard; 0 where its engine does not tell."""
+    decode_tokens: int = 0
+    """Those that held a text."""
+    first_token_steps: int = 0
+    """Sum over its texts."""
+    last_token_steps: int = 0
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> ShardEvent:
-        return cls(sys.intern(event["shape"]), *(event[name] for name in cls.__slots__[1:]))
+        own = {field.name: event[field.name] for field in fields(cls) if field.name in event}
+        return cls(**(own | {"shape": sys.intern(event["shape"])}))
 
 
 class EventTally:

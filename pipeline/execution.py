@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
-from compile.batches import batch_flat
 from compile.errors import ArtifactError, DeviceError, ShapeMismatch
-from compile.targets import Executable
+from compile.shapes import Shape
 from pipeline.shard_result import ShardResult
 from pipeline.tokenized import TokenBlock
 
@@ -41,17 +40,36 @@ def is_broken(good_rows: int, faulty_rows: int) -> bool:
     return good_rows == 0 and faulty_rows >= BROKEN_AFTER_ROWS
 
 
+class Engine(Protocol):
+    """A loaded artifact that executes rows of one task."""
+
+    group: int
+    """Most rows of one execution."""
+    kind: pa.DataType
+    """Of a row's output."""
+
+    def execute(self, rows: TokenBlock) -> pa.Array:
+        """One output per row, without nulls. Any error but ShapeMismatch and ArtifactError may be a row's fault."""
+
+    def idle(self) -> None:
+        """Execute without any row. Raises as `execute`."""
+
+    def counts(self) -> dict[str, Any]:
+        """What else the event of a shard tells of what was executed since this was last asked."""
+
+
+EngineMaker = Callable[[Any, Shape], Engine]
+"""What `target.load` returned for a shape, as an engine."""
+
+
 @dataclass(slots=True)
 class Executor:
-    """One loaded executable over rows of its shape.
+    """One engine over rows of its shape.
 
-    Bound: for k rows at fault in batches of B, at most k * (2 * ceil(log2 B) + 2) executions more than batches.
+    Bound: for k rows at fault in groups of B, at most k * (2 * ceil(log2 B) + 2) executions more than groups.
     """
 
-    executable: Executable
-    pad_token_id: int
-    labels: int
-    """Columns of the logits."""
+    engine: Engine
     health: Health
     on_fault: Callable[[str], None]
     """Told what the engine said of a row at fault, before it is a reject."""
@@ -60,49 +78,56 @@ class Executor:
 
     def run(self, block: TokenBlock) -> ShardResult:
         """Results of all rows. Raises DeviceError when the device fails without them, too."""
-        return ShardResult.joined([self._rows(rows) for rows in block.cut(self.executable.shape.batch)], self.labels)
+        return self._joined([self._rows(rows) for rows in block.cut(self.engine.group)])
 
     def probe(self) -> None:
-        """Execute a batch of padding alone. Raises DeviceError when the device cannot even do that."""
-        empty = np.empty(0, np.int64)
-        if self._logits(empty, empty, empty) is None:
+        """Execute without any row. Raises DeviceError when the device cannot even do that."""
+        self.executions += 1
+        if not self._works(self.engine.idle):
             raise DeviceError(
                 f"the device fails on a batch without any row, too: {self._said}. What is finished is kept; if it "
                 "happens again, look after the device"
             )
 
     def _rows(self, rows: TokenBlock) -> ShardResult:
-        logits = self._logits(rows.flat, rows.lengths, rows.rows["segment_b"].astype(np.int64))
-        if logits is not None:
-            return self._counted(ShardResult.executed(logits))
+        found = self._attempt(rows)
+        if found is not None:
+            return found
         if len(rows) == 1:
             return self._alone(rows)
-        return ShardResult.joined([self._rows(half) for half in rows.cut(-(-len(rows) // 2))], self.labels)
+        return self._joined([self._rows(half) for half in rows.cut(-(-len(rows) // 2))])
 
     def _alone(self, row: TokenBlock) -> ShardResult:
         """A row that has failed by itself: at fault if it fails again while the device works without it."""
-        logits = self._logits(row.flat, row.lengths, row.rows["segment_b"].astype(np.int64))
-        if logits is not None:
-            return self._counted(ShardResult.executed(logits))
+        found = self._attempt(row)
+        if found is not None:
+            return found
         said = self._said
         self.probe()
         self.on_fault(said)
-        return self._counted(ShardResult.faulty("device_error", self.labels))
+        return self._counted(ShardResult.faulty("device_error", self.engine.kind))
+
+    def _attempt(self, rows: TokenBlock) -> ShardResult | None:
+        """None when the device failed."""
+        self.executions += 1
+        found: list[pa.Array] = []
+        if self._works(lambda: found.append(self.engine.execute(rows))):
+            return self._counted(ShardResult.executed(found[0]))
+        return None
+
+    def _works(self, execute: Callable[[], None]) -> bool:
+        try:
+            execute()
+        except (ShapeMismatch, ArtifactError):  # defects of ours or of the artifact: no row is to blame
+            raise
+        except Exception as error:  # an engine may raise anything; only DeviceError is promised
+            self._said = f"{type(error).__name__}: {error}"
+            return False
+        return True
 
     def _counted(self, result: ShardResult) -> ShardResult:
         self.health.count(result)
         return result
 
-    def _logits(
-        self, flat: NDArray[np.int64], lengths: NDArray[np.int64], segment_b: NDArray[np.int64]
-    ) -> NDArray[np.float32] | None:
-        """Float32 (rows, labels), padding rows dropped; None when the device failed."""
-        batch = batch_flat(flat, lengths, segment_b, self.executable.shape, self.pad_token_id)
-        self.executions += 1
-        try:
-            return self.executable.run(batch)[: len(lengths)]
-        except (ShapeMismatch, ArtifactError):  # defects of ours or of the artifact: no row is to blame
-            raise
-        except Exception as error:  # an engine may raise anything; only DeviceError is promised
-            self._said = f"{type(error).__name__}: {error}"
-            return None
+    def _joined(self, parts: list[ShardResult]) -> ShardResult:
+        return ShardResult.joined(parts, self.engine.kind)

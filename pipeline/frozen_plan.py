@@ -32,6 +32,8 @@ def plan_uri(context: Context, toolchain: Toolchain) -> str:
         "max_graphs": job.max_graphs,
         "max_length": job.max_length,
     }
+    if job.new_tokens:
+        identity["new_tokens"] = job.new_tokens
     return context.layout.shape_plan(digest(identity))
 
 

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from compile.compilations import compilations
 from compile.errors import ArtifactError, DeviceError
-from compile.targets import Executable
+from compile.shapes import Shape
 from pipeline.context import Context
 from pipeline.cores import lock_dir, try_lock
 from pipeline.events import EventLog, now
-from pipeline.execution import Executor, Health
+from pipeline.execution import Engine, EngineMaker, Executor, Health
 from pipeline.isolation import Isolation, piece_object, suspects
 from pipeline.layout import shard_object
 from pipeline.pieces import run_piece
@@ -26,8 +24,10 @@ from pipeline.run_plan import RunPlan
 from pipeline.shard_result import ShardResult
 from pipeline.shards import Shard, assign
 from pipeline.stopping import finished_first
+from pipeline.tasks import load_task
 from pipeline.tokenized import SplitCounts, TokenBlock, load_counts, read_block
 from pipeline.toolchain import Toolchain, job_toolchain
+from pipeline.workloads import load_workload
 
 
 @dataclass(slots=True)
@@ -41,7 +41,8 @@ class Worker:
     core: int
     health: Health = field(default_factory=Health)
     counts: dict[int, SplitCounts] = field(default_factory=dict)
-    loaded: Executable | None = None
+    loaded: tuple[Shape, Engine] | None = None
+    engines: EngineMaker | None = None
     shards: int = 0
     rows: int = 0
     suspects: set[int] = field(default_factory=set)
@@ -90,7 +91,7 @@ class Worker:
         result = executor.run(block)
         executed, cpu = now(), time.process_time() - cpu
         self._store(
-            shard, uri, result, block, executor.executions, started,
+            shard, uri, result, block, executor.executions, started, executor.engine.counts(),
             load_s=loaded - started, read_s=read - loaded, execute_s=executed - read, cpu_s=cpu,
         )  # fmt: skip
 
@@ -99,16 +100,16 @@ class Worker:
         self.loaded = None
         started = now()
         block = self.read(shard)
-        labels = max(1, len(self.plan.model.labels))
+        kind = load_task(self.plan.job.task).output_type(self.plan.model.labels)
         isolation = Isolation(
-            self.context.objects, self.plan.uri, shard.index, labels, self.health,
+            self.context.objects, self.plan.uri, shard.index, kind, self.health,
             lambda start, stop: run_piece(self.plan.uri, shard.index, start, stop, self.context.say), self.context.say,
         )  # fmt: skip
         read = now()
         result = isolation.run(shard.rows)
         self.careful = self.careful or isolation.deadly_rows > 0
         self._store(
-            shard, uri, result, block, isolation.executions, started,
+            shard, uri, result, block, isolation.executions, started, {},
             load_s=0.0, read_s=read - started, execute_s=now() - read, cpu_s=0.0,
         )  # fmt: skip
 
@@ -118,8 +119,9 @@ class Worker:
         uri: str,
         result: ShardResult,
         block: TokenBlock,
-        batches: int,
+        executions: int,
         started: float,
+        counted: dict[str, Any],
         **spent: float,
     ) -> None:
         stored = now()
@@ -128,10 +130,10 @@ class Worker:
         self.shards += 1
         self.rows += shard.rows
         shape = self.plan.shape_plan.shapes[shard.shape]
+        tally = load_workload(self.plan.job.task).tally(self.plan, shape, block, result.output, executions)
         self.log.write(
             "shard", started, ended, core=self.core, shard=shard.index, shape=str(shape), rows=shard.rows,
-            batches=batches, slot_tokens=batches * shape.slot_tokens, real_tokens=int(block.lengths.sum()),
-            faults=result.fault_count, write_s=ended - stored, created=created, **spent,
+            **(tally | counted), faults=result.fault_count, write_s=ended - stored, created=created, **spent,
         )  # fmt: skip
         self.context.advance(shard.rows)
         self.context.say(
@@ -147,17 +149,13 @@ class Worker:
 
     def executor(self, shard: Shard, on_fault: Any) -> Executor:
         """The shard's executable, loaded where another one was before."""
-        return Executor(
-            self._load(shard),
-            self.plan.model.pad_token_id,
-            max(1, len(self.plan.model.labels)),
-            self.health,
-            on_fault,
-        )
+        return Executor(self._load(shard), self.health, on_fault)
 
-    def _load(self, shard: Shard) -> Executable:
+    def _load(self, shard: Shard) -> Engine:
         shape = self.plan.shape_plan.shapes[shard.shape]
-        if self.loaded is None or self.loaded.shape != shape:
+        if self.engines is None:
+            self.engines = load_workload(self.plan.job.task).engines(self.context, self.plan)
+        if self.loaded is None or self.loaded[0] != shape:
             self.loaded = None  # frees the other shape first: one copy in memory at a time
             spec = self.toolchain.spec(shape)
             if spec.key != self.plan.artifacts[shard.shape]:
@@ -166,8 +164,8 @@ class Worker:
                     f"would load {spec.key}: its versions or machine kind differ ({spec.machine}, "
                     f"{dict(spec.versions)}); run all steps on one kind of host"
                 )
-            self.loaded = self.toolchain.store.load(spec, self.toolchain.target)
-        return self.loaded
+            self.loaded = shape, self.engines(self.toolchain.store.load(spec, self.toolchain.target), shape)
+        return self.loaded[1]
 
     def read(self, shard: Shard) -> TokenBlock:
         """All rows of a shard."""
@@ -177,11 +175,7 @@ class Worker:
             counts = known.get(part.split) or load_counts(self.context.objects, self.plan.tokens_uri, part.split)
             self.counts[part.split] = counts
             blocks.append(read_block(self.context.objects, self.plan.tokens_uri, counts, part.start, part.stop))
-        return TokenBlock(
-            np.concatenate([block.flat for block in blocks]),
-            np.concatenate([block.lengths for block in blocks]),
-            np.concatenate([block.rows for block in blocks]),
-        )
+        return TokenBlock.joined(blocks)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from compile.errors import DeviceError
 from pipeline.errors import WorkerError
 from pipeline.execution import Health
@@ -43,7 +45,8 @@ class Isolation:
     objects: Objects
     run_uri: str
     shard: int
-    labels: int
+    kind: pa.DataType
+    """Of a row's output."""
     health: Health
     run_piece: PieceRunner
     say: Callable[[str], None]
@@ -71,7 +74,7 @@ class Isolation:
             self._count(found)
             return found
         middle = (start + stop) // 2
-        return ShardResult.joined([self._settle(start, middle), self._settle(middle, stop)], self.labels)
+        return ShardResult.joined([self._settle(start, middle), self._settle(middle, stop)], self.kind)
 
     def _alone(self, row: int) -> ShardResult:
         """A row by itself: its result, or its fault when it has killed often enough."""
@@ -82,7 +85,7 @@ class Isolation:
                 return found
             seen += 1
         self._require_device()
-        fault = ShardResult.faulty("worker_killed", self.labels)
+        fault = ShardResult.faulty("worker_killed", self.kind)
         self.objects.put_new(piece_object(self.run_uri, self.shard, row, row + 1), fault.encode())
         self.say(f"infer: row {row} of shard {self.shard} kills the process; it is a reject")
         return fault

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import re
 import string
-import zoneinfo
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,8 +14,10 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from compile.shapes import Shape
-from compile.toolchains import target_module
+from compile.toolchains import decoder_module
+from pipeline import job_values
 from pipeline.errors import JobError
+from pipeline.job_generate import GENERATED_COLUMNS, Generate
 from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
@@ -65,6 +66,7 @@ class Input(_Strict):
     revision: str | None = Field(None, min_length=1, description="revision of a hub dataset: a commit, tag or branch")
     text: str | None = Field(None, description="column that holds the text")
     template: str | None = Field(None, description="text made from several columns, for example '{title}: {body}'")
+    messages: str | None = Field(None, description="column that holds a chat: a list of {role, content}, or its JSON")
     pair: str | None = Field(None, description="column that holds the second text of a pair")
     id: str | None = Field(None, description="column that identifies a row; without it row_id is uri#row")
     label: str | None = Field(None, description="column with the true label, where known: gates int8 by accuracy")
@@ -81,8 +83,8 @@ class Input(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Input:
-        if (self.text is None) == (self.template is None):
-            raise ValueError("give either text (a column) or template (several columns)")
+        if sum(value is not None for value in (self.text, self.template, self.messages)) != 1:
+            raise ValueError("give one of text (a column), template (several columns) and messages (a column of chats)")
         bad = [name for name in self.keep if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", name)]
         if bad or len({name.lower() for name in self.keep}) != len(self.keep):
             raise ValueError(
@@ -131,7 +133,8 @@ class Input(_Strict):
 
     def text_columns(self) -> tuple[str, ...]:
         """Columns a row's text is made from, the pair's column last."""
-        first = (self.text,) if self.text is not None else self.template_columns()
+        one = self.text or self.messages
+        first = (one,) if one is not None else self.template_columns()
         return (*first, self.pair) if self.pair is not None else first
 
 
@@ -175,69 +178,6 @@ class Output(_Strict):
         return self
 
 
-def _shapes(value: Any) -> Any:
-    """`auto` is an empty tuple; a shape is written BATCHxLENGTH or [batch, length]."""
-    if value == "auto":
-        return ()
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError("write auto, or a list of shapes such as [16x128, 4x512]")
-    shapes = []
-    for item in value:
-        if isinstance(item, list) and len(item) == 2 and all(type(number) is int for number in item):
-            shapes.append(Shape(batch=item[0], length=item[1]))
-        else:
-            shapes.append(item if isinstance(item, Shape) else Shape.parse(str(item)))
-    if len({shape.length for shape in shapes}) != len(shapes):
-        raise ValueError("two shapes have one length; keep one of them")
-    return tuple(sorted(shapes))
-
-
-def _workers(value: Any) -> Any:
-    if value in ("auto", None):
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1000:
-        raise ValueError("write auto (one per core) or a number from 1 to 1000")
-    return value
-
-
-def _target(value: str) -> str:
-    target_module(value)
-    return value
-
-
-def _timezone(value: str) -> str:
-    if value not in zoneinfo.available_timezones():
-        raise ValueError(f"unknown time zone {value!r}; write an IANA name, for example UTC or Europe/Berlin")
-    return value
-
-
-def _cron(value: str) -> str:
-    from croniter import croniter  # what Airflow reads it with
-
-    presets = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
-    if value in presets or (len(value.split()) == 5 and croniter.is_valid(value)):
-        return value
-    raise ValueError(
-        f"{value!r} is not a cron expression; write five fields (minute, hour, day of month, month, day of week), "
-        f"for example '0 2 * * *', or one of {', '.join(presets)}"
-    )
-
-
-def _replan(value: Any) -> Any:
-    """`never` is None, `auto` is the default threshold."""
-    if value in ("never", None):
-        return None
-    if value == "auto":
-        return REPLAN_SHARE
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
-        raise ValueError("write never, auto, or the share of seconds that a re-plan must save, for example 0.1")
-    return float(value)
-
-
-REPLAN_SHARE = 0.05
-"""`replan: auto` makes a new plan when it saves at least this share of the infer seconds, net of compiling."""
-
-
 class Parity(_Strict):
     """How far an artifact may be from fp32 PyTorch; what is not given is the default of the precision."""
 
@@ -252,25 +192,32 @@ class Job(_Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,200}$", description="also the DAG id")
     description: str = ""
-    schedule: Annotated[str, AfterValidator(_cron)] | None = Field(None, description="cron; none: only by hand")
-    timezone: Annotated[str, AfterValidator(_timezone)] = "UTC"
+    schedule: Annotated[str, AfterValidator(job_values.cron)] | None = Field(
+        None, description="cron; none: only by hand"
+    )
+    timezone: Annotated[str, AfterValidator(job_values.timezone)] = "UTC"
     start_date: datetime.date = datetime.date(2026, 1, 1)
     queue: str | None = Field(None, description="Airflow queue of the infer tasks")
     compile_queue: str | None = Field(None, description="Airflow queue of the compile tasks; default: queue")
-    task: Literal["classify"] = "classify"
-    target: Annotated[str, AfterValidator(_target)] = "openvino"
+    task: Literal["classify", "generate"] = "classify"
+    generate: Generate | None = Field(None, description="how texts are made; of task generate")
+    target: Annotated[str, AfterValidator(job_values.known_target)] = "openvino"
     precision: Literal["auto", "bf16", "fp32", "int8"] = "auto"
     model: Model
     input: Input
-    shapes: Annotated[tuple[Shape, ...], BeforeValidator(_shapes)] = Field((), description="auto, or [16x128, ...]")
+    shapes: Annotated[tuple[Shape, ...], BeforeValidator(job_values.shapes)] = Field(
+        (), description="auto, or [16x128, ...]"
+    )
     max_graphs: int = Field(16, strict=True, ge=1, le=64, description="most shapes that shapes: auto may plan")
     max_length: int = Field(512, strict=True, ge=1, description="tokens a row may have")
     truncation: Literal["reject", "head", "tail", "head_tail"] = "reject"
     reject_budget: RejectBudget = Field(default_factory=lambda: RejectBudget.model_validate({}))
-    workers: Annotated[int | None, BeforeValidator(_workers)] = Field(None, description="auto: one per core")
+    workers: Annotated[int | None, BeforeValidator(job_values.workers)] = Field(None, description="auto: one per core")
     compile: Literal["auto", "never"] = "auto"
     parity: Parity = Field(default_factory=lambda: Parity.model_validate({}))
-    replan: Annotated[float | None, BeforeValidator(_replan)] = Field(None, description="never, auto, or a share")
+    replan: Annotated[float | None, BeforeValidator(job_values.replan_share)] = Field(
+        None, description="never, auto, or a share"
+    )
     amortise_nights: int = Field(30, strict=True, ge=1, description="nights in which compiling is to pay off")
     artifacts: str | None = Field(None, description="artifact store; default <output.uri>/_lengthwise/artifacts")
     output: Output
@@ -286,11 +233,47 @@ class Job(_Strict):
                 f"shapes: the longest has {self.shapes[-1].length} tokens but max_length is {self.max_length}; "
                 f"add a shape of that length or lower max_length"
             )
+        if self.task == "generate":
+            self._check_generate()
+        elif self.generate is not None:
+            raise ValueError("generate: only for task: generate; remove it, or set the task")
+        elif self.input.messages is not None:
+            raise ValueError("input.messages: only for task: generate; use text or template")
         return self
+
+    def _check_generate(self) -> None:
+        """Raises ValueError for what belongs to other tasks, and for what this one lacks."""
+        if self.generate is None:
+            raise ValueError("generate: task generate needs it; write at least generate: {max_new_tokens: 128}")
+        decoder_module(self.target)
+        foreign = {
+            "input.pair": self.input.pair, "input.label": self.input.label, "output.all_scores": self.output.all_scores,
+        }  # fmt: skip
+        for field, value in foreign.items():
+            if value:
+                raise ValueError(f"{field}: only for task: classify; remove it")
+        if self.input.messages is not None and self.generate.chat == "false":
+            raise ValueError("generate.chat: false leaves the chat template out, which input.messages needs")
+        taken = [name for name in self.input.keep if name.lower() in GENERATED_COLUMNS]
+        if taken:
+            raise ValueError(
+                f"input.keep: {taken[0]!r} is an output column of task generate; keep it under another name, "
+                f"for example keep: {{my_{taken[0]}: {{column: {taken[0]}, type: string}}}}"
+            )
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that a row may get beyond its `max_length`; 0 of tasks that make none."""
+        return self.generate.max_new_tokens if self.generate else 0
+
+    @property
+    def samples(self) -> int:
+        """Output rows of one input row."""
+        return self.generate.samples if self.generate else 1
 
     def output_fields(self) -> dict[str, Any]:
         """The fields that can change an output byte. Not among them: schedule, workers, price, where things lie."""
-        relevant = {"task", "target", "max_length", "truncation"}
+        relevant = {"task", "target", "max_length", "truncation", "generate"}
         fields: dict[str, Any] = self.model_dump(mode="json", include=relevant)
         fields["input"] = self.input.model_dump(mode="json", exclude={"when_missing"})
         fields["all_scores"] = self.output.all_scores
@@ -349,7 +332,7 @@ def _located(job: Job, folder: Path) -> Job:
 
 _SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "model": Model, "parity": Parity, "input": Input, "reject_budget": RejectBudget, "output": Output,
-    "output.catalog": Catalog,
+    "output.catalog": Catalog, "generate": Generate,
 }  # fmt: skip
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from compile.errors import ModelError
-from compile.model import ModelInfo, read_model
+from compile.model import ModelInfo
 from pipeline.context import Context
 from pipeline.digests import digest
 from pipeline.errors import JobError
 from pipeline.objects import ObjectInfo, Objects
+from pipeline.workloads import load_workload
 
 _NEEDED = (".json", ".safetensors", ".bin", ".txt", ".model", ".jinja")
 """Extensions of the files that a model folder needs; anything else there is left alone."""
@@ -19,7 +20,7 @@ def job_model(context: Context) -> tuple[Path, ModelInfo]:
     """The model's folder and what it is. Raises JobError when it is missing or does not fit the job."""
     folder = _fetch(context)
     try:
-        info = read_model(folder)
+        info = load_workload(context.job.task).read_model(context, folder)
     except ModelError as error:
         raise JobError(f"model.uri {context.job.model.uri}: {error}") from error
     if context.job.max_length > info.max_positions:

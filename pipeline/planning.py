@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.shapes import ShapePlan
 from pipeline.budget import check_budget
 from pipeline.context import Context
 from pipeline.digests import code_version, digest
 from pipeline.frozen_plan import retry_shape_plan, tonights_shape_plan
+from pipeline.job import Job
 from pipeline.models import job_model
 from pipeline.probing import probe
 from pipeline.retry import base_version
 from pipeline.run_plan import RunPlan, load_run, plan_object
-from pipeline.shards import Shard, cut_shards, rows_per_shape
+from pipeline.shards import SHARD_SLOT_TOKENS, Shard, cut_shards, rows_per_shape
 from pipeline.snapshot import Snapshot
 from pipeline.tokenize import tokens_key
 from pipeline.tokenized import SplitCounts, load_counts
@@ -42,7 +44,10 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
     else:
         shape_plan, drift = retry_shape_plan(context, toolchain, counts, retry_of), None
         offsets = tuple(map(tuple, base_version(context, retry_of).origin["row_offsets"]))
-    artifacts, shards = tuple(toolchain.spec(s).key for s in shape_plan.shapes), tuple(cut_shards(splits, shape_plan))
+    artifacts, shards = (
+        tuple(toolchain.spec(s).key for s in shape_plan.shapes),
+        tuple(_shards(context.job, splits, shape_plan)),
+    )
     plan = RunPlan(
         fingerprint=digest(_identity(context, snapshot, toolchain, artifacts, shards, retry_of)),
         job=context.job,
@@ -65,6 +70,11 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
         f"{len(shape_plan.shapes)} shapes ({', '.join(map(str, shape_plan.shapes))})"
     )
     return load_run(context.objects, plan.uri)
+
+
+def _shards(job: Job, splits: Sequence[SplitCounts], shape_plan: ShapePlan) -> list[Shard]:
+    """A row that is given new tokens holds its slot for their length, too, and once for each of its samples."""
+    return cut_shards(splits, shape_plan, SHARD_SLOT_TOKENS // job.samples, job.new_tokens)
 
 
 def _identity(

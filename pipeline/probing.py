@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compile.batches import TokenRow
-from compile.probe import probe_costs
 from pipeline.context import Context
 from pipeline.frozen_plan import read_frozen_plan
 from pipeline.tokenized import SplitCounts, read_block
 from pipeline.toolchain import Toolchain
+from pipeline.workloads import load_workload
 
 _ROWS = 256
 _SPLITS = 4
@@ -22,6 +22,7 @@ def wants_probe(context: Context, toolchain: Toolchain) -> bool:
         not context.job.shapes
         and context.job.compile != "never"
         and toolchain.target.on_cpu
+        and load_workload(context.job.task).probes()
         and read_frozen_plan(context, toolchain) is None
     )
 
@@ -30,24 +31,15 @@ def probe(
     context: Context, toolchain: Toolchain, model_dir: Path, tokens_uri: str, splits: Sequence[SplitCounts]
 ) -> None:
     """Measure, unless it was done before or there is no row to measure with; the costs lie beside the artifacts."""
-    rows = spread_rows(context, tokens_uri, splits, toolchain.model.pad_token_id)
-    if rows and wants_probe(context, toolchain):
-        probe_costs(
-            toolchain.store,
-            toolchain.target,
-            toolchain.model,
-            model_dir,
-            toolchain.precision,
-            rows,
-            context.job.max_length,
-            lambda line: context.say(f"plan: measured {line}"),
-        )
+    if wants_probe(context, toolchain):
+        workload = load_workload(context.job.task)
+        workload.probe(context, toolchain, model_dir, lambda: spread_rows(context, tokens_uri, splits))
 
 
-def spread_rows(context: Context, tokens_uri: str, splits: Sequence[SplitCounts], pad_token_id: int) -> list[TokenRow]:
-    """Up to _ROWS rows of the first splits, evenly over their lengths; none that spells out the pad token."""
+def spread_rows(context: Context, tokens_uri: str, splits: Sequence[SplitCounts]) -> list[TokenRow]:
+    """Up to _ROWS rows of the first splits, evenly over their lengths."""
     rows: list[TokenRow] = []
     for counts in [split for split in splits if split.accepted][:_SPLITS]:
         block = read_block(context.objects, tokens_uri, counts, 0, counts.accepted)
         rows += [row for row, _ in block.spread(_ROWS // _SPLITS)]
-    return [row for row in rows if not (row.token_ids == pad_token_id).any()]
+    return rows

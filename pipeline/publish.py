@@ -19,9 +19,10 @@ from pipeline.layout import part_object, part_summary, shard_object, token_objec
 from pipeline.parquet_files import parquet_bytes, read_table
 from pipeline.rejects import REASONS, reject
 from pipeline.retry import merged
+from pipeline.row_ids import origins, row_ids
 from pipeline.run_plan import RunPlan
 from pipeline.shard_result import ShardResult
-from pipeline.shards import Place, Range
+from pipeline.shards import Place
 from pipeline.snapshot import Snapshot
 from pipeline.tasks import load_task
 from pipeline.tokenized import SplitCounts, load_counts, read_block
@@ -34,6 +35,7 @@ class PartSummary:
     split: int
     rows: int
     predicted: int
+    """Input rows, whatever number of samples each has."""
     rejected: int
     reasons: dict[str, int]
     """Rejects per reason code, of all stages."""
@@ -67,8 +69,8 @@ def publish_split(
         files[table] = {"rows": content.num_rows, "size_bytes": len(data), "sha256": digest}
     summary = PartSummary(
         split=split,
-        rows=rows.counts.rows + predictions.num_rows - new.num_rows if rows else 0,
-        predicted=predictions.num_rows,
+        rows=rows.counts.rows + (predictions.num_rows - new.num_rows) // plan.job.samples if rows else 0,
+        predicted=predictions.num_rows // plan.job.samples,
         rejected=rejects.num_rows,
         reasons=dict(Counter(rejects["reason"].to_pylist())),
         **_tokens(plan, rows, predictions),
@@ -84,8 +86,8 @@ def _tokens(plan: RunPlan, rows: _SplitResult | None, predictions: pa.Table) -> 
     if rows is not None and plan.retry_of is None:
         real, cut_rows, cut = int(rows.lengths.sum()), rows.counts.truncated_rows, rows.counts.truncated_tokens
     else:
-        truncated = predictions["truncated_tokens"].to_numpy()
-        real = int(predictions["token_count"].to_numpy().sum())
+        truncated = predictions["truncated_tokens"].to_numpy()[:: plan.job.samples]  # a row's samples lie together
+        real = int(predictions["token_count"].to_numpy()[:: plan.job.samples].sum())
         cut_rows, cut = int((truncated > 0).sum()), int(truncated.sum())
     return {"real_tokens": real, "truncated_rows": cut_rows, "truncated_tokens": cut}
 
@@ -104,13 +106,14 @@ class _SplitResult:
     kept: pa.Table
     rejects: pa.Table
     """Rejects of reading and tokenising."""
-    logits: NDArray[np.float32]
+    output: pa.Array
+    """Of the task's output type; null where a row could not be executed."""
     lengths: NDArray[np.int64]
     truncated: NDArray[np.int64]
     shapes: NDArray[np.int64]
     """Index into the plan's shapes, per row."""
     faults: dict[int, str]
-    """Position of a row that could not be executed -> reason code."""
+    """Position of a row that could not be executed, or whose output is no prediction -> reason code."""
 
     @classmethod
     def gather(cls, context: Context, plan: RunPlan, split: int, places: Sequence[Place]) -> _SplitResult:
@@ -119,37 +122,38 @@ class _SplitResult:
             read_table(context.objects.get(token_object(plan.tokens_uri, split, f"{name}.parquet")))
             for name in ("kept", "rejects")
         )
-        rows = counts.accepted
-        columns = max(1, len(plan.model.labels))
-        result = cls(
+        rows, task = counts.accepted, load_task(plan.job.task)
+        lengths, truncated, shapes = np.zeros((3, rows), np.int64)
+        places_of: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        outputs = [pa.nulls(0, task.output_type(plan.model.labels))]
+        faults: dict[int, str] = {}
+        for place in places:
+            found = ShardResult.decode(context.objects.get(shard_object(plan.uri, place.shard.index)))
+            found = found.part(place.start, place.stop)
+            block = read_block(context.objects, plan.tokens_uri, counts, place.part.start, place.part.stop)
+            positions = block.rows["position"].astype(np.int64)
+            lengths[positions], truncated[positions] = block.lengths, block.rows["truncated"]
+            shapes[positions] = place.shard.shape
+            faults.update({int(at): fault for at, fault in zip(positions, found.faults, strict=True) if fault})
+            places_of.append(positions)
+            outputs.append(found.output)
+        output = pa.concat_arrays(outputs).take(pa.array(np.argsort(np.concatenate(places_of))))
+        return cls(
             split=split,
             counts=counts,
             kept=kept.cast(kept_schema(plan.job)),
             rejects=rejects.cast(reject_schema()),
-            logits=np.full((rows, columns), np.nan, np.float32),
-            lengths=np.zeros(rows, np.int64),
-            truncated=np.zeros(rows, np.int64),
-            shapes=np.zeros(rows, np.int64),
-            faults={},
+            output=output,
+            lengths=lengths,
+            truncated=truncated,
+            shapes=shapes,
+            faults=task.faults(output) | faults,
         )
-        for place in places:
-            found = ShardResult.decode(context.objects.get(shard_object(plan.uri, place.shard.index)))
-            result._place(context, plan, place.part, found.part(place.start, place.stop), place.shard.shape)
-        return result
-
-    def _place(self, context: Context, plan: RunPlan, part: Range, found: ShardResult, shape: int) -> None:
-        block = read_block(context.objects, plan.tokens_uri, self.counts, part.start, part.stop)
-        positions = block.rows["position"]
-        self.logits[positions] = found.logits
-        self.lengths[positions] = block.lengths
-        self.truncated[positions] = block.rows["truncated"]
-        self.shapes[positions] = shape
-        self.faults.update({int(at): fault for at, fault in zip(positions, found.faults, strict=True) if fault})
 
     @property
-    def good(self) -> NDArray[np.bool_]:
-        """Rows with finite logits; the others are rejects. A row with a fault has none."""
-        return np.asarray(np.isfinite(self.logits).all(axis=1))
+    def good(self) -> NDArray[np.int64]:
+        """Positions of the rows that are predicted, ascending."""
+        return np.setdiff1d(np.arange(self.counts.accepted), np.array(list(self.faults), np.int64))
 
 
 def _predictions(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> pa.Table:
@@ -157,26 +161,23 @@ def _predictions(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None)
     schema = prediction_schema(job, model.labels, model.problem_type)
     if result is None:
         return schema.empty_table()
-    good = np.flatnonzero(result.good)
-    kept = result.kept.take(pa.array(good))
+    good = result.good
+    lines = np.repeat(good, job.samples)  # of the output: a row has one per sample
+    kept = result.kept.take(pa.array(lines))
     task = load_task(job.task)
-    uris, source_rows = _origin(plan, snapshot, result.split, kept.column(0).to_pylist(), kept.column(1).to_pylist())
-    given_ids = kept.column(2).to_pylist()
-    row_ids = [
-        f"{uri}#{row}" if given is None else given for given, uri, row in zip(given_ids, uris, source_rows, strict=True)
-    ]
+    uris, source_rows = origins(plan, snapshot, result.split, kept.column(0).to_pylist(), kept.column(1).to_pylist())
     shapes = [str(shape) for shape in plan.shape_plan.shapes]
     columns = [
         *(kept.column(index) for index in range(OWN_COLUMNS, kept.num_columns)),
-        *task.columns(result.logits[good], model.labels, model.problem_type, job.output.all_scores),
-        row_ids,
+        *task.columns(result.output.take(pa.array(good)), job, model.labels, model.problem_type),
+        row_ids(kept.column(2).to_pylist(), uris, source_rows),
         uris,
         source_rows,
-        result.lengths[good],
-        result.truncated[good],
-        [shapes[index] for index in result.shapes[good]],
-        [plan.artifacts[index] for index in result.shapes[good]],
-        [plan.fingerprint] * len(good),
+        result.lengths[lines],
+        result.truncated[lines],
+        [shapes[index] for index in result.shapes[lines]],
+        [plan.artifacts[index] for index in result.shapes[lines]],
+        [plan.fingerprint] * len(lines),
     ]
     return _table(columns, schema)
 
@@ -186,25 +187,15 @@ def _rejects(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> 
     if result is None:
         return rejects_table_schema().empty_table()
     records = [tuple(record.values()) for record in result.rejects.to_pylist()]
-    for position in np.flatnonzero(~result.good):
-        piece, row, row_id = (result.kept.column(index)[int(position)].as_py() for index in range(3))
-        reason = result.faults.get(int(position), "nan_logits")
+    for position, reason in sorted(result.faults.items()):
+        piece, row, row_id = (result.kept.column(index)[position].as_py() for index in range(3))
         fault = reject("infer", reason, f"row id {row_id}: {REASONS[reason]}", "")
         records.append((piece, row, fault.stage, fault.reason, fault.message, fault.payload))
     records.sort(key=lambda record: (record[0], record[1]))
     pieces = [record[0] for record in records]
-    uris, source_rows = _origin(plan, snapshot, result.split, pieces, [record[1] for record in records])
+    uris, source_rows = origins(plan, snapshot, result.split, pieces, [record[1] for record in records])
     faults = [[record[index] for record in records] for index in range(2, 6)]
     return _table([uris, source_rows, *faults, [plan.fingerprint] * len(records)], rejects_table_schema())
-
-
-def _origin(
-    plan: RunPlan, snapshot: Snapshot, split: int, pieces: list[int], rows: list[int]
-) -> tuple[list[str], list[int]]:
-    """Source URI and row number within the object, from the piece and the row within it."""
-    offsets = plan.row_offsets[split]
-    uris = [snapshot.objects[piece.object].uri for piece in snapshot.splits[split].pieces]
-    return [uris[piece] for piece in pieces], [offsets[piece] + row for piece, row in zip(pieces, rows, strict=True)]
 
 
 def _table(columns: list[Any], schema: pa.Schema) -> pa.Table:

@@ -21,17 +21,19 @@ REASONS = {
     "missing_column": "the row lacks a column that the job names",
     "null_text": "a text column is null",
     "wrong_type": "a text column is not text",
+    "bad_messages": "the messages column is no list of {role, content}, or the model's chat template refuses it",
     "missing_id": "the id column is null or not a scalar",
     "bad_kept_value": "a kept column's value does not fit its declared type",
     "too_long": "the row has more tokens than max_length and the job's truncation is reject",
     "no_tokens": "the text has no token at all",
     "nan_logits": "the model returned NaN or infinity for this row",
+    "dead_end": "the job's generation settings left the model no token to go on with",
     "device_error": "the device failed on this row twice, alone in its batch, and worked without it",
     "worker_killed": "the process died, or lost its device, twice on this row alone, and lived without it",
 }
 """Reason code -> what it means. A code is never renamed: readers query it."""
 
-INFER_REASONS = ("nan_logits", "device_error", "worker_killed")
+INFER_REASONS = ("nan_logits", "dead_end", "device_error", "worker_killed")
 """Reasons that only the infer step finds: such a row was tokenised and planned."""
 
 MAX_PAYLOAD_CHARS = 2_000
@@ -54,6 +56,7 @@ class Accepted:
     """What a valid row brings to the tokenizer and to the output."""
 
     text: str
+    """Of a chat, the JSON of its messages."""
     pair: str | None
     row_id: str | None
     kept: tuple[Any, ...]
@@ -86,7 +89,10 @@ def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
     """The one place that decides whether a row may be tokenised."""
     texts: list[str] = []
     for column in spec.text_columns():
-        text = _text(values, column, plain=spec.template is None or column == spec.pair)
+        if column == spec.messages:
+            text = _messages(values, column)
+        else:
+            text = _text(values, column, plain=spec.template is None or column == spec.pair)
         if isinstance(text, Reject):
             return text
         texts.append(text)
@@ -134,6 +140,28 @@ def _text(values: Mapping[str, Any], column: str, plain: bool) -> str | Reject:
     if not isinstance(value, str):
         return reject("read", "wrong_type", f"column {column!r} is {type(value).__name__}, not text", values)
     return _encodable(value, column, values)
+
+
+def _messages(values: Mapping[str, Any], column: str) -> str | Reject:
+    """A chat as JSON of role and content alone; Parquet and JSONL may hold it as a list or as JSON text."""
+    value = _required(values, column, "wrong_type")
+    if isinstance(value, Reject):
+        return value
+    if value is None:
+        return reject("read", "null_text", f"column {column!r} is null", values)
+    try:
+        chat = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        return reject("read", "bad_messages", f"column {column!r} is not JSON: {error}", values)
+    if not isinstance(chat, list) or not chat:
+        return reject("read", "bad_messages", f"column {column!r} is {shown(chat)}, not a list of messages", values)
+    for number, message in enumerate(chat):
+        fields = [message.get(name) for name in ("role", "content")] if isinstance(message, Mapping) else [None]
+        if not all(isinstance(field, str) for field in fields):
+            said = f"column {column!r}, message {number}: {shown(message)} has no role and content that are texts"
+            return reject("read", "bad_messages", said, values)
+    plain = [{"role": message["role"], "content": message["content"]} for message in chat]
+    return _encodable(json.dumps(plain, ensure_ascii=False), column, values)
 
 
 def _encodable(value: str, column: str, values: Mapping[str, Any]) -> str | Reject:

@@ -35,6 +35,8 @@ def _headline(report: dict[str, Any]) -> RenderableType:
         ),
         ("fingerprint", report["fingerprint"]),
     ]
+    if report.get("tokens"):
+        rows[2:4] = [*_generation(report["tokens"], efficiency), rows[3]]
     if report["drift"] and report["drift"]["saved_share"] > 0:
         drift = report["drift"]
         verb = "saves" if drift["replaced"] else "would save"
@@ -46,6 +48,17 @@ def _headline(report: dict[str, Any]) -> RenderableType:
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def _generation(found: dict[str, Any], efficiency: float | None) -> list[tuple[str, str]]:
+    rates = ("prompt", "generated", "total")
+    speed = ", ".join(f"{_number(found[f'{name}_tokens_per_second'])} {name}" for name in rates)
+    occupied = f", decode slots {_share(found['occupancy'])} occupied" if found["occupancy"] is not None else ""
+    return [
+        ("tokens", f"{found['prompt_tokens']:,} of prompts ({_share(efficiency)} of slots)"),
+        ("generated", f"{found['generated_tokens']:,} tokens{occupied}"),
+        ("tokens/s", f"{speed}, in infer"),
+    ]
 
 
 def _steps(report: dict[str, Any]) -> RenderableType:

@@ -17,6 +17,7 @@ from pipeline.events import read_events, union_seconds
 from pipeline.layout import snapshot_events_folder
 from pipeline.manifest import Manifest
 from pipeline.parquet_files import parquet_bytes
+from pipeline.report_generation import FIGURES, generation_figures
 from pipeline.run_plan import RunPlan
 from pipeline.toolchain import job_toolchain
 
@@ -45,7 +46,8 @@ def make_report(plan: RunPlan, manifest: Manifest, tally: EventTally, shape_plan
         "predicted": manifest.predicted,
         "rejected": manifest.rejected,
         "reject_reasons": manifest.reasons,
-        **_tokens(manifest, shards),
+        **_tokens(plan, manifest, shards),
+        "tokens": generation_figures(shards, plan.job.samples, seconds["infer"]) if plan.job.generate else None,
         "seconds": {step: round(value, 3) for step, value in seconds.items()},
         "peak_memory_mb": {step: _peak_memory_mb(events, step) for step in STEPS},
         "total_seconds": total,
@@ -66,14 +68,16 @@ def make_report(plan: RunPlan, manifest: Manifest, tally: EventTally, shape_plan
     }
 
 
-def _tokens(manifest: Manifest, shards: Sequence[ShardEvent]) -> dict[str, Any]:
+def _tokens(plan: RunPlan, manifest: Manifest, shards: Sequence[ShardEvent]) -> dict[str, Any]:
+    """Of a generation job, tokens of prompts: `real_tokens` once per row, the efficiency over all that was computed."""
     slot_tokens = sum(shard.slot_tokens for shard in shards)
+    real_tokens = sum(shard.real_tokens for shard in shards) if plan.job.generate else manifest.real_tokens
     return {
         "truncated_rows": manifest.truncated_rows,
         "truncated_tokens": manifest.truncated_tokens,
         "real_tokens": manifest.real_tokens,
         "slot_tokens": slot_tokens,
-        "padding_efficiency": manifest.real_tokens / slot_tokens if slot_tokens else None,
+        "padding_efficiency": real_tokens / slot_tokens if slot_tokens else None,
     }
 
 
@@ -177,7 +181,7 @@ def _shapes(plan: RunPlan, shape_plan: ShapePlan, shards: Sequence[ShardEvent]) 
 
 
 def _metrics_table(report: dict[str, Any]) -> pa.Table:
-    """One row a night; the same columns every night, so that SQL over all of them works."""
+    """One row a night; the same columns every night of a job, so that SQL over all of them works."""
     types = {int: pa.int64(), float: pa.float64(), str: pa.string()}
     columns: dict[str, tuple[type, Any]] = {
         name: (kind, report[name])
@@ -195,6 +199,9 @@ def _metrics_table(report: dict[str, Any]) -> pa.Table:
         }.items()
         for name in names
     }  # fmt: skip
+    if report["tokens"]:
+        whole = ("prompt_tokens", "generated_tokens")
+        columns |= {name: (int if name in whole else float, report["tokens"][name]) for name in FIGURES}
     columns |= {f"{step}_seconds": (float, report["seconds"][step]) for step in STEPS}
     columns |= {f"{step}_peak_memory_mb": (float, report["peak_memory_mb"][step]) for step in STEPS}
     return pa.table({name: pa.array([value], types[kind]) for name, (kind, value) in columns.items()})

@@ -37,7 +37,7 @@ def retriable(context: Context, snapshot: Snapshot) -> Manifest:
             f"retry would mix two inputs. For the whole night {again}"
         )
     fields, before = context.job.output_fields(), manifest.origin["job"]
-    changed = [name for name in fields if fields[name] != before[name] and name not in MAY_CHANGE]
+    changed = [name for name in fields if fields[name] != before.get(name) and name not in MAY_CHANGE]
     if manifest.origin["model"] != job_model(context)[1].digest:
         changed.append("model")
     if changed:

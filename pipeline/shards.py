@@ -39,16 +39,20 @@ class Shard:
 
 
 def cut_shards(
-    splits: Sequence[SplitCounts], plan: ShapePlan, shard_slot_tokens: int = SHARD_SLOT_TOKENS
+    splits: Sequence[SplitCounts],
+    plan: ShapePlan,
+    shard_slot_tokens: int = SHARD_SLOT_TOKENS,
+    new_tokens: int = 0,
 ) -> list[Shard]:
     """Every accepted row in exactly one shard; only the last shard of a shape may end with a partial batch.
 
     A shape's last partial batch runs where it is cheapest at the plan's costs: there, or with the next longer shape.
+    `new_tokens` are computed for each row beyond its length.
     """
     shards: list[Shard] = []
     for index, ranges in enumerate(_with_remainders(_shape_ranges(splits, plan), plan)):
         shape = plan.shapes[index]
-        capacity = max(1, shard_slot_tokens // shape.slot_tokens) * shape.batch
+        capacity = max(1, shard_slot_tokens // (shape.batch * (shape.length + new_tokens))) * shape.batch
         for group in _pack(ranges, capacity):
             shards.append(Shard(len(shards), index, tuple(group)))
     return shards

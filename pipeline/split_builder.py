@@ -38,16 +38,19 @@ class SplitBuilder:
         self._reasons[fault.reason] += 1
         self._rejects.add((piece, row, fault.stage, fault.reason, fault.message, fault.payload))
 
-    def add(self, rows: Sequence[tuple[int, int, Accepted]], texts: Sequence[TokenizedText]) -> None:
-        """Rows as (piece, row in piece, row) with their tokens. Raises JobError for tokens that the model lacks."""
+    def add(self, rows: Sequence[tuple[int, int, Accepted]], texts: Sequence[TokenizedText | Reject]) -> None:
+        """Rows as (piece, row in piece, row) with their tokens, or why they have none.
+
+        Raises JobError for tokens that the model lacks.
+        """
         kept: list[TokenizedText] = []
         for (piece, row, accepted), text in zip(rows, texts, strict=True):
-            fault = _fault(accepted, len(text.token_ids), self._max_length)
-            if fault is None:
-                kept.append(text)
-                self._kept.add((piece, row, accepted.row_id, accepted.label, *accepted.kept))
+            checked = text if isinstance(text, Reject) else _checked(accepted, text, self._max_length)
+            if isinstance(checked, Reject):
+                self.reject(piece, row, checked)
             else:
-                self.reject(piece, row, fault)
+                kept.append(checked)
+                self._kept.add((piece, row, accepted.row_id, accepted.label, *accepted.kept))
         records = np.empty(len(kept), ROW)
         records["position"] = np.arange(self._accepted, self._accepted + len(kept))
         records["truncated"] = [text.truncated_tokens for text in kept]
@@ -105,11 +108,12 @@ class _Table:
         return pa.Table.from_batches(self._batches, self._schema).combine_chunks()
 
 
-def _fault(accepted: Accepted, length: int, max_length: int) -> Reject | None:
-    """Why a tokenised row cannot be predicted."""
+def _checked(accepted: Accepted, text: TokenizedText, max_length: int) -> TokenizedText | Reject:
+    """The row's tokens, or why they cannot be predicted."""
+    length = len(text.token_ids)
     if length > max_length:
         message = f"{length} tokens, max_length is {max_length}; truncation: head, tail or head_tail cuts such rows"
         return reject("tokenize", "too_long", message, accepted.text)
     if length == 0:
         return reject("tokenize", "no_tokens", "the tokenizer returned nothing for this text", accepted.text)
-    return None
+    return text

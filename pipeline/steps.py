@@ -31,7 +31,7 @@ from pipeline.snapshot import Snapshot, load_snapshot, take_snapshot
 from pipeline.sweep import partitions, sweep_partition, sweep_run
 from pipeline.tables import table_format
 from pipeline.tokenize import tokenize_split, tokens_key
-from pipeline.tokenizer import Tokenizer
+from pipeline.workloads import load_workload
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def tokenize(
     taken = load_snapshot(context.objects, snapshot_uri)
     with _snapshot_step(context, "tokenize", snapshot_uri, retry_of, index) as fields:
         folder, model = job_model(context)
-        tokenizer = Tokenizer(folder, context.job.max_length, context.job.truncation)
+        tokenizer = load_workload(context.job.task).tokenizer(context, folder)
         tokens_uri = context.layout.tokens(context.ds, tokens_key(context, taken, model, retry_of), taken.generation)
         counts = [
             tokenize_split(context, taken, split, tokens_uri, tokenizer, model.vocab_size, retry_of)

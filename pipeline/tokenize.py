@@ -17,7 +17,8 @@ from pipeline.sources import source_rows
 from pipeline.split_builder import SplitBuilder
 from pipeline.splits import Split
 from pipeline.tokenized import SplitCounts, load_counts
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import RowTokenizer
+from pipeline.workloads import load_workload
 
 _BATCH_ROWS = 1_024
 _BATCH_CHARS = 1 << 19
@@ -33,6 +34,7 @@ def tokens_key(context: Context, snapshot: Snapshot, model: ModelInfo, retry_of:
             "input": job.input.model_dump(mode="json", exclude={"when_missing", "uri"}),
             "max_length": job.max_length,
             "truncation": job.truncation,
+            "prompt": load_workload(job.task).prompt_identity(context),
             "model": model.digest,
             "code": code_version(),
             "retry_of": retry_of,
@@ -45,7 +47,7 @@ def tokenize_split(
     snapshot: Snapshot,
     split: Split,
     tokens_uri: str,
-    tokenizer: Tokenizer,
+    tokenizer: RowTokenizer,
     vocab_size: int,
     retry_of: str | None = None,
 ) -> SplitCounts:

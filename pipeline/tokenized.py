@@ -68,6 +68,13 @@ class TokenBlock:
     """Shape (rows,)."""
     rows: NDArray[np.void]
     """Records of dtype ROW, shape (rows,)."""
+    splits: NDArray[np.int64]
+    """Which split each row is of, shape (rows,)."""
+
+    @classmethod
+    def joined(cls, blocks: Sequence[TokenBlock]) -> TokenBlock:
+        """Blocks end to end; at least one."""
+        return cls(*(np.concatenate([getattr(block, name) for block in blocks]) for name in cls.__slots__))
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -77,12 +84,14 @@ class TokenBlock:
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
         for start in range(0, len(self), size):
             rows = slice(start, min(start + size, len(self)))
-            yield TokenBlock(self.flat[ends[rows.start] : ends[rows.stop]], self.lengths[rows], self.rows[rows])
+            flat = self.flat[ends[rows.start] : ends[rows.stop]]
+            yield TokenBlock(flat, self.lengths[rows], self.rows[rows], self.splits[rows])
 
     def part(self, start: int, stop: int) -> TokenBlock:
         """Rows [start, stop) of this block."""
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
-        return TokenBlock(self.flat[ends[start] : ends[stop]], self.lengths[start:stop], self.rows[start:stop])
+        rows = slice(start, stop)
+        return TokenBlock(self.flat[ends[start] : ends[stop]], self.lengths[rows], self.rows[rows], self.splits[rows])
 
     def spread(self, count: int) -> list[tuple[TokenRow, int]]:
         """Up to `count` rows, evenly over the block's (ascending) lengths, each with its position in the split."""
@@ -135,7 +144,9 @@ def read_block(objects: Objects, tokens_uri: str, counts: SplitCounts, start: in
         token_object(tokens_uri, counts.split, "tokens.bin"), before * size, (before + int(wanted.sum())) * size
     )
     rows = objects.get(token_object(tokens_uri, counts.split, "rows.bin"), start * ROW.itemsize, stop * ROW.itemsize)
-    return TokenBlock(np.frombuffer(flat, counts.token_dtype).astype(np.int64), wanted, np.frombuffer(rows, ROW))
+    splits = np.full(len(wanted), counts.split, np.int64)
+    tokens = np.frombuffer(flat, counts.token_dtype).astype(np.int64)
+    return TokenBlock(tokens, wanted, np.frombuffer(rows, ROW), splits)
 
 
 def load_counts(objects: Objects, tokens_uri: str, split: int) -> SplitCounts:

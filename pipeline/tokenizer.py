@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as RustTokenizer
 
 from pipeline.errors import JobError
+from pipeline.rejects import Reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,13 @@ class TokenizedText:
     """How many tokens the policy cut."""
 
 
+class RowTokenizer(Protocol):
+    """What the tokenize step asks of a task's tokenizer."""
+
+    def encode(self, texts: Sequence[tuple[str, str | None]]) -> Sequence[TokenizedText | Reject]:
+        """Tokenise rows given as text and second text, in order; a row that cannot be a prompt is a reject."""
+
+
 _SIDES = {"head": ("right",), "tail": ("left",), "head_tail": ("right", "left")}
 """Truncation policy -> the sides at which texts are cut, as the library names them."""
 
@@ -39,11 +48,11 @@ class Tokenizer:
     """
 
     def __init__(self, model_dir: Path, max_tokens: int, truncation: str) -> None:
-        self._whole = _read(model_dir)
+        self._whole = read_tokenizer(model_dir)
         self._cutting: list[RustTokenizer] = []
         self._max_tokens = max_tokens
         for side in _SIDES.get(truncation, ()):
-            cutting = _read(model_dir)
+            cutting = read_tokenizer(model_dir)
             # longest_first is what transformers' truncation=True does with a pair.
             cutting.enable_truncation(max_tokens, strategy="longest_first", direction=side)
             self._cutting.append(cutting)
@@ -82,7 +91,8 @@ def _result(encoding: Encoding, whole_length: int) -> TokenizedText:
     return TokenizedText(token_ids, int(sum(encoding.type_ids)), whole_length - len(token_ids))
 
 
-def _read(model_dir: Path) -> RustTokenizer:
+def read_tokenizer(model_dir: Path) -> RustTokenizer:
+    """The folder's tokenizer, which pads and cuts nothing. Raises JobError."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise JobError(

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from compile.artifacts import ArtifactSpec, ArtifactStore, artifact_spec
 from compile.costs import CostModel, job_costs
 from compile.errors import ArtifactError
 from compile.model import ModelInfo
 from compile.shapes import Shape, ShapePlan
-from compile.targets import Target, load_target
+from compile.targets import AnyTarget
 from pipeline.context import Context
 from pipeline.errors import JobError
+from pipeline.workloads import load_workload
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """One model on one target at one precision, with the store of its artifacts."""
 
-    target: Target
+    target: AnyTarget[Any]
     precision: str
     model: ModelInfo
     store: ArtifactStore
@@ -44,7 +46,7 @@ class Toolchain:
 
 def job_toolchain(context: Context, model: ModelInfo) -> Toolchain:
     """The job's target and the precision that `auto` means here. Raises JobError when this host lacks them."""
-    target = load_target(context.job.target)
+    target = load_workload(context.job.task).target(context.job)
     reason = target.unavailable()
     if reason:
         raise JobError(f"target: {target.name} cannot run here: {reason}")

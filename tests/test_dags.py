@@ -98,12 +98,24 @@ def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     assert not set(HEAVY) & set(parsed["modules"])
     assert parsed["pipeline"] == sorted(
         ["compile", "compile.shapes", "compile.toolchains", "pipeline"]
-        + [f"pipeline.{name}" for name in ("airflow_task", "errors", "job", "job_folder", "processes", "splits")]
+        + [
+            f"pipeline.{name}"
+            for name in (
+                "airflow_task",
+                "errors",
+                "job",
+                "job_folder",
+                "job_generate",
+                "job_values",
+                "processes",
+                "splits",
+            )
+        ]
     )
 
 
 def test_one_dag_per_good_job_file(parsed: dict[str, Any]) -> None:
-    assert set(parsed["dags"]) == {"reviews_sentiment", "berlin", "by_hand"}
+    assert set(parsed["dags"]) == {"reviews_sentiment", "reviews_summary", "berlin", "by_hand"}
 
 
 def test_bad_job_files_are_one_visible_error_beside_the_dags(parsed: dict[str, Any]) -> None:

@@ -14,7 +14,10 @@ from compile.shapes import Shape
 from compile.targets import EncoderBatch
 from pipeline.execution import BROKEN_AFTER_ROWS, Executor, Health, is_broken
 from pipeline.shard_result import ShardResult
+from pipeline.tasks import load_task
+from pipeline.tasks.classify import logits_array, logits_of, logits_type
 from pipeline.tokenized import ROW, TokenBlock
+from pipeline.workloads.classify import EncoderEngine
 
 POISON = 99
 
@@ -38,11 +41,14 @@ def block(rows: int, poisoned: set[int]) -> TokenBlock:
     """Row k holds the token k + 100, and a poisoned one POISON after it."""
     tokens = [[row + 100, POISON] if row in poisoned else [row + 100] for row in range(rows)]
     flat = np.array([token for row in tokens for token in row], np.int64)
-    return TokenBlock(flat, np.array([len(row) for row in tokens], np.int64), np.zeros(rows, ROW))
+    return TokenBlock(
+        flat, np.array([len(row) for row in tokens], np.int64), np.zeros(rows, ROW), np.zeros(rows, np.int64)
+    )
 
 
 def executor(device: Device, said: list[str] | None = None) -> Executor:
-    return Executor(device, 0, 2, Health(), (said if said is not None else []).append)
+    engine = EncoderEngine(device, device.shape.batch, 0, logits_type(2))
+    return Executor(engine, Health(), (said if said is not None else []).append)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -57,8 +63,8 @@ def test_exactly_the_poisoned_rows_are_faults_within_the_bound(seed: int) -> Non
     assert set(result.faults) <= {None, "device_error"}
     expected = np.array([[row + 100, -row - 100] for row in range(rows)], np.float32)
     good = [row for row in range(rows) if row not in poisoned]
-    assert (result.logits[good] == expected[good]).all()
-    assert np.isnan(result.logits[sorted(poisoned)]).all()
+    assert (logits_of(result.output.take(good)) == expected[good]).all()
+    assert result.output.null_count == len(poisoned)
     assert said == ["DeviceError: broken"] * len(poisoned)
     batches = -(-rows // batch)
     assert batches <= used.executions <= batches + len(poisoned) * (2 * math.ceil(math.log2(batch)) + 2)
@@ -100,8 +106,11 @@ def test_when_rows_speak_against_the_device(good: int, faulty: int, broken: bool
 
 
 def test_a_result_survives_its_storage() -> None:
-    parts = [ShardResult.executed(np.array([[1, 2], [3, np.inf]], np.float32)), ShardResult.faulty("device_error", 2)]
-    found = ShardResult.decode(ShardResult.joined(parts, 2).encode())
+    kind = logits_type(2)
+    executed = logits_array(np.array([[1, 2], [3, np.inf]], np.float32))
+    parts = [ShardResult.executed(executed), ShardResult.faulty("device_error", kind)]
+    found = ShardResult.decode(ShardResult.joined(parts, kind).encode())
     assert found.faults == (None, None, "device_error")
-    np.testing.assert_array_equal(found.logits, np.array([[1, 2], [3, np.inf], [np.nan] * 2], np.float32))
-    assert len(ShardResult.decode(ShardResult.joined([], 2).encode())) == 0
+    assert found.output.to_pylist() == [[1, 2], [3, np.inf], None]
+    assert load_task("classify").faults(found.output) == {1: "nan_logits"}
+    assert len(ShardResult.decode(ShardResult.joined([], kind).encode())) == 0

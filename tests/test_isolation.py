@@ -18,6 +18,7 @@ from pipeline.execution import Health
 from pipeline.isolation import MAX_DEADLY_ROWS, Isolation, piece_object, suspects
 from pipeline.objects import Objects
 from pipeline.shard_result import ShardResult
+from pipeline.tasks.classify import logits_array, logits_type
 
 
 class Host:
@@ -34,16 +35,17 @@ class Host:
             return code or -6, {}, None
         if stop > start:
             logits = np.arange(start, stop, dtype=np.float32)[:, None]
-            Objects().put_new(piece_object(self.uri, 3, start, stop), ShardResult.executed(logits).encode())
+            Objects().put_new(
+                piece_object(self.uri, 3, start, stop), ShardResult.executed(logits_array(logits)).encode()
+            )
         return 0, {"executions": 1}, None
 
     def isolation(self) -> Isolation:
-        return Isolation(Objects(), self.uri, 3, 1, Health(), self.run_piece, lambda line: None)
+        return Isolation(Objects(), self.uri, 3, logits_type(1), Health(), self.run_piece, lambda line: None)
 
 
 def check(result: ShardResult, rows: int, deadly: set[int]) -> None:
-    expected = [np.nan if row in deadly else row for row in range(rows)]
-    np.testing.assert_array_equal(result.logits[:, 0], np.array(expected, np.float32))
+    assert result.output.to_pylist() == [None if row in deadly else [row] for row in range(rows)]
     assert result.faults == tuple("worker_killed" if row in deadly else None for row in range(rows))
 
 

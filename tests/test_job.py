@@ -20,9 +20,9 @@ MINIMAL: dict[str, Any] = {
     "output": {"uri": "out"},
 }
 TOP_LEVEL_KEYS = (
-    "name, description, schedule, timezone, start_date, queue, compile_queue, task, target, precision, model, input, "
-    "shapes, max_graphs, max_length, truncation, reject_budget, workers, compile, parity, replan, amortise_nights, "
-    "artifacts, output, price_per_hour"
+    "name, description, schedule, timezone, start_date, queue, compile_queue, task, generate, target, precision, "
+    "model, input, shapes, max_graphs, max_length, truncation, reject_budget, workers, compile, parity, replan, "
+    "amortise_nights, artifacts, output, price_per_hour"
 )
 TYPES = "'string', 'bool', 'int32', 'int64', 'float', 'double', 'date' or 'timestamp'"
 CRON = (
@@ -50,8 +50,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (job_with(model={"uri": "m", "rev": "1"}), "model.rev: unknown key; valid keys here: uri, revision"),
     (
         input_with(column="t"),
-        "input.column: unknown key; valid keys here: uri, format, split, config, revision, text, template, pair, id, "
-        "label, keep, when_missing, split_rows, split_mb",
+        "input.column: unknown key; valid keys here: uri, format, split, config, revision, text, template, messages, "
+        "pair, id, label, keep, when_missing, split_rows, split_mb",
     ),
     (input_with(revision="main"), "input: revision: only for a hub dataset (uri: hf://org/name); remove it"),
     (
@@ -109,7 +109,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         job_with(start_date="soon"),
         "start_date: Input should be a valid date or datetime, input is too short (got 'soon')",
     ),
-    (job_with(task="embed"), "task: Input should be 'classify' (got 'embed')"),
+    (job_with(task="embed"), "task: Input should be 'classify' or 'generate' (got 'embed')"),
     (job_with(precision="int4"), "precision: Input should be 'auto', 'bf16', 'fp32' or 'int8' (got 'int4')"),
     (job_with(truncation="cut"), "truncation: Input should be 'reject', 'head', 'tail' or 'head_tail' (got 'cut')"),
     (job_with(compile="maybe"), "compile: Input should be 'auto' or 'never' (got 'maybe')"),
@@ -118,8 +118,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "input.format: Input should be 'auto', 'parquet', 'jsonl', 'csv', 'tsv', 'text' or 'datasets' (got 'xls')",
     ),
     (input_with(when_missing="skip"), "input.when_missing: Input should be 'fail' or 'empty' (got 'skip')"),
-    (input_with(text=None), "input: give either text (a column) or template (several columns)"),
-    (input_with(template="{a}"), "input: give either text (a column) or template (several columns)"),
+    (
+        input_with(text=None),
+        "input: give one of text (a column), template (several columns) and messages (a column of chats)",
+    ),
+    (
+        input_with(template="{a}"),
+        "input: give one of text (a column), template (several columns) and messages (a column of chats)",
+    ),
     (
         input_with(text=None, template="plain"),
         "input: template: 'plain' names no column; write for example '{title}: {body}'",
@@ -347,3 +353,47 @@ def test_a_job_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         job.name = "y"
     assert isinstance(job, Job)
+
+
+GENERATE = {"max_new_tokens": 8}
+GENERATE_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"generate": None}, "generate: task generate needs it; write at least generate: {max_new_tokens: 128}"),
+    ({"generate": {}}, "generate.max_new_tokens: is required"),
+    ({"task": "classify"}, "generate: only for task: generate; remove it, or set the task"),
+    ({"target": "onnxruntime"}, "target 'onnxruntime' cannot generate; choose one of: torch, openvino"),
+    ({"input": {"uri": "i/", "text": "t", "pair": "p"}}, "input.pair: only for task: classify; remove it"),
+    ({"output": {"uri": "o", "all_scores": True}}, "output.all_scores: only for task: classify; remove it"),
+    ({"generate": {**GENERATE, "samples": 2}}, "generate: samples: more than 1 needs do_sample: true"),
+    ({"generate": {**GENERATE, "min_new_tokens": 9}}, "generate: min_new_tokens: 9 exceeds max_new_tokens, 8"),
+    (
+        {"generate": {**GENERATE, "regex": "a", "json_schema": {}}},
+        "generate: regex: a text follows either a json_schema",
+    ),
+    ({"generate": {**GENERATE, "top_p": 0}}, "generate.top_p: Input should be greater than 0 (got 0)"),
+    ({"generate": {**GENERATE, "beams": 2}}, "generate.beams: unknown key; valid keys here: max_new_tokens, min_new"),
+    ({"generate": {**GENERATE, "chat": False, "system": "s"}}, "generate: system: a system prompt needs the model's"),
+    (
+        {"generate": {**GENERATE, "chat": False}, "input": {"uri": "i/", "messages": "m"}},
+        "generate.chat: false leaves the chat template out, which input.messages needs",
+    ),
+    ({"input": {"uri": "i/", "text": "t", "keep": {"text": "string"}}}, "input.keep: 'text' is an output column of"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), GENERATE_MISTAKES, ids=[text[:50] for _, text in GENERATE_MISTAKES])
+def test_mistakes_of_generation_jobs(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError) as raised:
+        parse_job({**MINIMAL, "task": "generate", "generate": GENERATE, **changes}, "x")
+    assert str(raised.value).startswith(f"x: {message}")
+
+
+def test_chats_are_for_generation_only() -> None:
+    with pytest.raises(JobError, match=r"input\.messages: only for task: generate; use text or template"):
+        parse_job(job_with(input={"uri": "i/", "messages": "m"}), "x")
+
+
+def test_a_generation_job_survives_its_json() -> None:
+    settings = {**GENERATE, "logit_bias": {7: -1.5}, "stop": ["a"], "chat": True}
+    job = parse_job({**MINIMAL, "task": "generate", "generate": settings}, "x")
+    assert parse_job(json.loads(json.dumps(job.model_dump(mode="json"))), "plan") == job
+    assert job.output_fields()["generate"] == job.model_dump(mode="json")["generate"]

@@ -21,6 +21,8 @@ PARSED_BY_AIRFLOW = [
     "pipeline/airflow_task.py",
     "pipeline/job_folder.py",
     "pipeline/job.py",
+    "pipeline/job_generate.py",
+    "pipeline/job_values.py",
     "pipeline/errors.py",
 ]
 
@@ -35,6 +37,7 @@ PURE = [
     "compile/planner.py",
     "compile/batches.py",
     "compile/costs.py",
+    "compile/generation/slots.py",
     "pipeline/errors.py",
     "pipeline/values.py",
     "pipeline/column_paths.py",
@@ -46,6 +49,8 @@ PURE = [
     "pipeline/layout.py",
     "pipeline/tasks/__init__.py",
     "pipeline/tasks/classify.py",
+    "pipeline/tasks/generate.py",
+    "pipeline/report_generation.py",
 ]
 
 TARGET_LIBRARIES = {"openvino", "onnxruntime", "optimum", "nncf", "torch_neuronx", "neuronx_distributed"}

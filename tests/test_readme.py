@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.job import Catalog, Input, Job, Output
+from pipeline.job_generate import Generate
 from pipeline.rejects import REASONS
 
 ROOT = Path(__file__).parents[1]
@@ -21,8 +22,12 @@ def test_the_list_of_modules_is_current() -> None:
 
 def test_every_job_field_is_documented() -> None:
     documented = set(re.findall(r"^\| `([a-z0-9_.]+)`", (ROOT / "docs/jobs.md").read_text(), re.MULTILINE))
-    fields = {name for name in Job.model_fields if name not in ("model", "input", "output", "reject_budget", "parity")}
-    sections = {"input": Input, "output": Output, "output.catalog": Catalog}
+    fields = {
+        name
+        for name in Job.model_fields
+        if name not in ("model", "input", "output", "reject_budget", "parity", "generate")
+    }
+    sections = {"input": Input, "output": Output, "output.catalog": Catalog, "generate": Generate}
     fields |= {f"{section}.{name}" for section, model in sections.items() for name in model.model_fields}
     fields.remove("output.catalog")
     assert fields <= documented

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from pipeline.job import parse_job
 from pipeline.tasks import load_task
+from pipeline.tasks.classify import logits_array
 
 TASK = load_task("classify")
+JOB = {"name": "j", "model": {"uri": "m"}, "input": {"uri": "i/", "text": "t"}}
 LABELS = ("neg", "mid", "pos")
 LOGITS = np.array([[0, 0, 0], [1, 3, 2], [-1000, 1000, 0]], np.float32)
 
@@ -22,8 +25,9 @@ LOGITS = np.array([[0, 0, 0], [1, 3, 2], [-1000, 1000, 0]], np.float32)
 def table(
     logits: NDArray[np.float32], problem_type: str, all_scores: bool, labels: tuple[str, ...] = LABELS
 ) -> pa.Table:
-    schema = pa.schema(TASK.fields(labels, problem_type, all_scores))
-    return pa.Table.from_arrays(TASK.columns(logits, labels, problem_type, all_scores), schema=schema)
+    job = parse_job(JOB | {"output": {"uri": "o", "all_scores": all_scores}}, "job")
+    schema = pa.schema(TASK.fields(job, labels, problem_type))
+    return pa.Table.from_arrays(TASK.columns(logits_array(logits), job, labels, problem_type), schema=schema)
 
 
 def test_single_label() -> None:
@@ -84,5 +88,5 @@ def test_scores_are_probabilities_and_the_label_has_the_best(logits: NDArray[np.
 
 
 def test_an_unknown_task_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="unknown task 'generate'; choose one of: classify"):
-        load_task("generate")
+    with pytest.raises(ValueError, match="unknown task 'embed'; choose one of: classify, generate"):
+        load_task("embed")

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,11 @@ class Executable(Protocol):
         """
 
 
-class Target(Protocol):
-    """Both halves of a toolchain. Stateless: options come with each call."""
+Loaded = TypeVar("Loaded", covariant=True)  # noqa: PLC0105 - reads better than Loaded_co
+
+
+class AnyTarget(Protocol[Loaded]):
+    """Both halves of a toolchain, whatever it loads. Stateless: options come with each call."""
 
     name: str
     precisions: tuple[str, ...]
@@ -80,8 +83,12 @@ class Target(Protocol):
     def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None:
         """Write everything that `load` needs for one shape into out_dir. Raises CompileError."""
 
-    def load(self, artifact_dir: Path, shape: Shape, precision: str) -> Executable:
+    def load(self, artifact_dir: Path, shape: Shape, precision: str) -> Loaded:
         """Load without compiling. Raises ArtifactError when the files do not fit this machine or version."""
+
+
+class Target(AnyTarget[Executable], Protocol):
+    """A toolchain for encoders: one execution maps a padded batch to logits."""
 
 
 def check_shape(batch: EncoderBatch, shape: Shape) -> None:

@@ -33,7 +33,7 @@ GRAPH, WEIGHTS, BLOB = "model.xml", "model.bin", "shape.blob"
 
 
 @functools.cache
-def _openvino() -> Any:
+def openvino_package() -> Any:
     """The package, with every `compile_model` of this process counted from here on."""
     # Its import, and NNCF's, would report to an analytics service; without this package they use a stub.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
@@ -63,13 +63,13 @@ def _input_name(port: Any) -> str:
     return next(name for name in ("input_ids", "attention_mask", "token_type_ids") if name in port.names)
 
 
-def _saved(model: Any, directory: Path) -> Path:
+def saved_model(model: Any, directory: Path, name: str = GRAPH) -> Path:
     """Write a converted model, all of it or nothing. Raises OSError."""
     partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _openvino().save_model(model, partial / GRAPH, compress_to_fp16=False)
+        openvino_package().save_model(model, partial / name, compress_to_fp16=False)
     except RuntimeError as error:  # all that it says of a full disk is "iostream error"
         raise OSError(errno.EIO, f"OpenVINO could not write the model ({error})", str(partial)) from error
     partial.rename(directory)
@@ -83,7 +83,7 @@ def _quantised(prepared: Path, work_dir: Path, calibration: Sequence[EncoderBatc
         return directory
     if not calibration:
         raise CompileError("openvino int8 needs real rows to measure its scales on; give rows of the job")
-    openvino = _openvino()
+    openvino = openvino_package()
     import nncf
 
     model = openvino.Core().read_model(prepared / GRAPH)
@@ -97,7 +97,7 @@ def _quantised(prepared: Path, work_dir: Path, calibration: Sequence[EncoderBatc
             )
     except RuntimeError as error:
         raise CompileError(f"openvino cannot quantise the model to int8: {error}") from error
-    return _saved(model, directory)
+    return saved_model(model, directory)
 
 
 LOWEST = -3.38e38
@@ -156,7 +156,7 @@ class OpenVinoTarget:
         prepared = work_dir / "openvino"
         if (prepared / WEIGHTS).is_file():
             return prepared
-        openvino = _openvino()
+        openvino = openvino_package()
         names = input_names(model_dir)
         encoder = load_encoder(model_dir)
         try:
@@ -165,10 +165,10 @@ class OpenVinoTarget:
         except RuntimeError as error:
             raise CompileError(f"openvino cannot convert {model_dir}: {error}") from error
         _keep_finite_in_bf16(model)
-        return _saved(model, prepared)
+        return saved_model(model, prepared)
 
     def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None:
-        core = _openvino().Core()
+        core = openvino_package().Core()
         try:
             # From a path, because only constants that were read from a file can be left out of the blob.
             model = core.read_model(prepared_dir / GRAPH)
@@ -180,7 +180,7 @@ class OpenVinoTarget:
         shutil.copyfile(prepared_dir / WEIGHTS, out_dir / WEIGHTS)
 
     def load(self, artifact_dir: Path, shape: Shape, precision: str) -> OpenVinoExecutable:
-        core = _openvino().Core()
+        core = openvino_package().Core()
         config = {**_config(precision), "WEIGHTS_PATH": str(artifact_dir / WEIGHTS)}
         try:
             blob = io.BytesIO((artifact_dir / BLOB).read_bytes())

@@ -5,23 +5,27 @@ from __future__ import annotations
 import importlib
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-TASKS = {"classify": "pipeline.tasks.classify"}
+from pipeline.job import Job
+
+TASKS = {"classify": "pipeline.tasks.classify", "generate": "pipeline.tasks.generate"}
 
 
 class Task(Protocol):
-    """Pure: from logits to columns. Adding a task touches nothing but this folder and the job schema."""
+    """Pure: from what shards hold to columns. What runs a task, see pipeline.workloads."""
 
-    def fields(self, labels: tuple[str, ...], problem_type: str, all_scores: bool) -> list[pa.Field]:
+    def output_type(self, labels: tuple[str, ...]) -> pa.DataType:
+        """Of what one row gave, in a shard's result."""
+
+    def fields(self, job: Job, labels: tuple[str, ...], problem_type: str) -> list[pa.Field]:
         """The prediction columns of the output."""
 
-    def columns(
-        self, logits: NDArray[np.float32], labels: tuple[str, ...], problem_type: str, all_scores: bool
-    ) -> list[pa.Array]:
-        """One array per field, for logits of shape (rows, labels)."""
+    def faults(self, output: pa.Array) -> dict[int, str]:
+        """Rows whose output is no prediction -> reason code; null is the output of a row that has a fault already."""
+
+    def columns(self, output: pa.Array, job: Job, labels: tuple[str, ...], problem_type: str) -> list[pa.Array]:
+        """One array per field, for rows without fault; of each row, its `job.samples` output rows follow each other."""
 
 
 def load_task(name: str) -> Task:

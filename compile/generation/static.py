@@ -1,0 +1,148 @@
+"""Drives a static decoder: scheduler, graphs and sampler together turn requests into completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile.generation.constraints import Matcher
+from compile.generation.requests import Completion, Request, TextRules
+from compile.generation.sampling import Chooser, Sampling, log_probability
+from compile.generation.slots import Decode, Prefill, SlotScheduler, SlotUse, Work
+from compile.generation.stops import finish_reason
+from compile.targets.decoders import Generator, StaticDecoder
+
+
+@dataclass(slots=True)
+class _Text:
+    """One request in progress."""
+
+    request: Request
+    limit: int
+    chooser: Chooser
+    matcher: Matcher | None
+    tokens: NDArray[np.int64]
+    """Prompt and new tokens; of the array, the first `count` are there."""
+    count: int
+    log_probability: float = 0.0
+    first_step: int = 0
+    reason: str | None = None
+
+    @property
+    def new_tokens(self) -> list[int]:
+        found: list[int] = self.tokens[len(self.request.token_ids) : self.count].tolist()
+        return found
+
+
+class StaticGenerator:
+    """See compile.targets.decoders.Generator. Memory holds one text per slot, and the requests."""
+
+    def __init__(self, decoder: StaticDecoder) -> None:
+        self.decoder = decoder
+        self.use: SlotUse | None = None
+        """Counts of the last `generate`, complete when it is exhausted."""
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling, text: TextRules) -> Iterator[Completion]:
+        """Each request exactly once, in the order in which they finish.
+
+        Raises ValueError before anything runs when a prompt or a limit does not fit, DeviceError when a graph fails.
+        """
+        limits = [_limit(request, sampling) for request in requests]
+        works = [
+            Work(len(request.token_ids), limit, request.expected_tokens)
+            for request, limit in zip(requests, limits, strict=True)
+        ]
+        return self._run(SlotScheduler(works, self.decoder.grid), requests, limits, sampling, text)
+
+    def _run(
+        self,
+        scheduler: SlotScheduler,
+        requests: Sequence[Request],
+        limits: Sequence[int],
+        sampling: Sampling,
+        text: TextRules,
+    ) -> Iterator[Completion]:
+        living: dict[int, _Text] = {}
+        step_number = 0
+        while (step := scheduler.next()) is not None:
+            step_number += 1
+            if isinstance(step, Prefill):
+                for index in step.works:
+                    living[index] = _begin(requests[index], limits[index], sampling, text, step_number)
+            texts = [living[index] for index in step.works]
+            logits = self._execute(step, texts)
+            for one, line in zip(texts, logits, strict=True):
+                _advance(one, line, sampling, text)
+            scheduler.finish([slot for slot, one in zip(step.slots, texts, strict=True) if one.reason])
+            self.use = scheduler.use()
+            for index, one in zip(step.works, texts, strict=True):
+                if one.reason:
+                    del living[index]
+                    yield _completion(one, step_number)
+
+    def _execute(self, step: Prefill | Decode, texts: Sequence[_Text]) -> NDArray[np.float32]:
+        """Logits of the step's texts, float32 (texts, vocab)."""
+        if isinstance(step, Prefill):
+            return self.decoder.prefill(step.slots, [one.request.token_ids for one in texts])
+        tokens = np.zeros(self.decoder.grid.slots, np.int64)
+        positions = np.zeros(self.decoder.grid.slots, np.int64)
+        for slot, position, one in zip(step.slots, step.positions, texts, strict=True):
+            tokens[slot], positions[slot] = one.tokens[one.count - 1], position
+        return self.decoder.decode(tokens, positions)[list(step.slots)]
+
+
+def as_generator(loaded: StaticDecoder | Generator) -> Generator:
+    """What `DecoderTarget.load` returned, as something that generates: static graphs get the scheduler and sampler."""
+    return loaded if isinstance(loaded, Generator) else StaticGenerator(loaded)
+
+
+def _limit(request: Request, sampling: Sampling) -> int:
+    return min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
+
+
+def _begin(request: Request, limit: int, sampling: Sampling, text: TextRules, step: int) -> _Text:
+    tokens = np.concatenate([request.token_ids.astype(np.int64), np.zeros(limit, np.int64)])
+    return _Text(
+        request=request,
+        limit=limit,
+        chooser=Chooser(sampling, request.token_ids.tolist(), request.row_id, request.sample),
+        matcher=text.constraint.matcher() if text.constraint else None,
+        tokens=tokens,
+        count=len(request.token_ids),
+        first_step=step,
+    )
+
+
+def _advance(one: _Text, logits: NDArray[np.float32], sampling: Sampling, text: TextRules) -> None:
+    """Choose the next token of a text and see whether it is the last."""
+    if not np.isfinite(logits.max()):  # minus infinity in places is a model's way to rule tokens out
+        one.reason = "nan_logits"
+        return
+    allowed = one.matcher.allowed() if one.matcher else None
+    token = one.chooser.choose(logits, one.tokens[: one.count], allowed)
+    if token is None:
+        one.reason = "dead_end"
+        return
+    one.tokens[one.count] = token
+    one.count += 1
+    one.log_probability += log_probability(logits, token)
+    if one.matcher:
+        one.matcher.take(token)
+    one.reason = finish_reason(sampling, one.new_tokens, one.limit, text.decode)
+
+
+def _completion(one: _Text, step: int) -> Completion:
+    assert one.reason is not None
+    return Completion(
+        row_id=one.request.row_id,
+        sample=one.request.sample,
+        token_ids=tuple(one.new_tokens),
+        finish_reason=one.reason,
+        prompt_tokens=len(one.request.token_ids),
+        log_probability=one.log_probability,
+        first_token_step=one.first_step,
+        last_token_step=step,
+    )

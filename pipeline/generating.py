@@ -1,0 +1,133 @@
+"""How a shard's prompts become texts: requests to a decoder, and its completions back in the shard's order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compile.errors import ArtifactError
+from compile.generation.constraints import Constraint
+from compile.generation.requests import Completion, Request, TextRules, sample_requests
+from compile.generation.sampling import Sampling
+from compile.generation.static import StaticGenerator
+from compile.generation.stops import visible_text
+from compile.targets.decoders import Generator
+from pipeline.context import Context
+from pipeline.layout import token_object
+from pipeline.row_ids import origins, row_ids
+from pipeline.run_plan import RunPlan
+from pipeline.snapshot import Snapshot, load_snapshot
+from pipeline.tasks.generate import TEXT
+from pipeline.tokenized import TokenBlock
+
+
+@dataclass(slots=True)
+class DrawIds:
+    """The row ids that decide what is drawn: those of the output, whatever shard a row is in."""
+
+    context: Context
+    plan: RunPlan
+    _snapshot: Snapshot | None = None
+    _known: dict[int, list[str]] = field(default_factory=dict)
+
+    def of(self, block: TokenBlock) -> list[str]:
+        """One per row. Two rows may have one id, if the input has."""
+        splits = block.splits.tolist()
+        # Shards follow the splits: what the last one needed is all worth keeping.
+        self._known = {split: self._known.get(split) or self._read(split) for split in dict.fromkeys(splits)}
+        positions = block.rows["position"].tolist()
+        return [self._known[split][position] for split, position in zip(splits, positions, strict=True)]
+
+    def _read(self, split: int) -> list[str]:
+        self._snapshot = self._snapshot or load_snapshot(self.context.objects, self.plan.snapshot_uri)
+        data = self.context.objects.get(token_object(self.plan.tokens_uri, split, "kept.parquet"))
+        table = pq.read_table(pa.BufferReader(data), columns=["__piece", "__row", "__row_id"])
+        pieces, rows, given = (table[name].to_pylist() for name in table.column_names)
+        return row_ids(given, *origins(self.plan, self._snapshot, split, pieces, rows))
+
+
+@dataclass(slots=True)
+class DecoderEngine:
+    """See pipeline.execution.Engine. All rows that it is given share its slots."""
+
+    generator: Generator
+    sampling: Sampling
+    decode: Callable[[Sequence[int]], str]
+    draw_ids: DrawIds
+    token_ids: bool
+    """Whether the tokens of texts are kept."""
+    constraint: Constraint | None = None
+    group: int = 1 << 30
+    kind: pa.DataType = field(default_factory=lambda: pa.list_(TEXT))
+    _counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def execute(self, rows: TokenBlock) -> pa.Array:
+        ends = np.cumsum(rows.lengths)
+        prompts = [rows.flat[end - length : end] for end, length in zip(ends, rows.lengths, strict=True)]
+        # Nothing is drawn in a greedy text, so a row needs no more than a name of its own.
+        names = self.draw_ids.of(rows) if self.sampling.do_sample else [str(row) for row in range(len(rows))]
+        found: list[list[dict[str, Any]]] = [[] for _ in prompts]
+        for wave in _waves(names):
+            requests = [one for row in wave for one in sample_requests(names[row], prompts[row], self.sampling)]
+            row_of = {names[row]: row for row in wave}
+            for one in sorted(self._generate(requests), key=lambda one: one.sample):
+                found[row_of[one.row_id]].append(self._text(one))
+        return pa.array(found, self.kind)
+
+    def idle(self) -> None:
+        """One token of a prompt of one token."""
+        list(self.generator.generate([Request("", np.zeros(1, np.int64), 0, 1)], self.sampling, self._rules()))
+
+    def counts(self) -> dict[str, Any]:
+        found, self._counts = dict(self._counts), defaultdict(int)
+        return found
+
+    def _rules(self) -> TextRules:
+        return TextRules(decode=self.decode, constraint=self.constraint)
+
+    def _generate(self, requests: list[Request]) -> list[Completion]:
+        try:
+            running = self.generator.generate(requests, self.sampling, self._rules())
+        except ValueError as error:  # before anything ran: the plan or the job was not checked, no row is to blame
+            raise ArtifactError(f"the requests do not fit the artifact: {error}") from error
+        found = list(running)
+        self._counts["first_token_steps"] += sum(one.first_token_step for one in found)
+        self._counts["last_token_steps"] += sum(one.last_token_step for one in found)
+        if isinstance(self.generator, StaticGenerator) and self.generator.use is not None:
+            use = self.generator.use
+            counted = {
+                "slot_tokens": use.prefill_slot_tokens, "prefills": use.prefills, "decode_steps": use.decode_steps,
+                "decode_slots": use.decode_slots, "decode_tokens": use.decode_tokens,
+            }  # fmt: skip
+            for name, count in counted.items():
+                self._counts[name] += count
+        return found
+
+    def _text(self, one: Completion) -> dict[str, Any]:
+        failed = one.failed
+        return {
+            "text": None if failed else visible_text(self.sampling, one.token_ids, one.finish_reason, self.decode),
+            "finish_reason": one.finish_reason,
+            "prompt_tokens": one.prompt_tokens,
+            "output_tokens": len(one.token_ids),
+            "log_probability": one.log_probability,
+            "token_ids": one.token_ids if self.token_ids else None,
+        }
+
+
+def _waves(names: Sequence[str]) -> Iterator[list[int]]:
+    """Rows in groups in which no name is twice: a completion is known by its row's name."""
+    waiting = list(range(len(names)))
+    while waiting:
+        seen: dict[str, int] = {}
+        for row in waiting:
+            seen.setdefault(names[row], row)
+        yield list(seen.values())
+        chosen = set(seen.values())
+        waiting = [row for row in waiting if row not in chosen]
