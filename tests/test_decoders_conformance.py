@@ -19,7 +19,11 @@ from compile.targets.cpu import has_bf16
 from compile.targets.decoders import StaticDecoder, load_decoder_target
 
 SHAPE, NEW_TOKENS = Shape(length=40, batch=4), 16
-KINDS = [("torch", "fp32"), *([("torch", "bf16")] if has_bf16() else [])]
+KINDS = [
+    ("torch", "fp32"),
+    ("openvino-slots", "fp32"),
+    *([("torch", "bf16"), ("openvino-slots", "bf16")] if has_bf16() else []),
+]
 LENGTHS = [17, 2, 40, 33, 9, 31, 40, 1]
 
 every_kind = pytest.mark.parametrize(("target", "precision"), KINDS)
@@ -64,7 +68,7 @@ def feed(decoder: StaticDecoder, slot: int, tokens: NDArray[np.int64], prompt: i
 
 
 @every_architecture
-@pytest.mark.parametrize("target", ["torch"])
+@pytest.mark.parametrize("target", ["torch", "openvino-slots"])
 def test_greedy_texts_are_those_of_transformers(decoders, models, architecture: str, target: str) -> None:
     """Token for token, fp32, over more prompts than slots, so that slots are refilled next to living rows."""
     texts = prompts(LENGTHS)
@@ -183,5 +187,7 @@ def test_other_shapes_are_refused(decoders, target: str, precision: str) -> None
 
 
 def test_an_unknown_target_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="'onnxruntime' cannot generate; choose one of: torch, openvino"):
+    with pytest.raises(
+        ValueError, match="'onnxruntime' cannot generate; choose one of: torch, openvino, openvino-slots"
+    ):
         load_decoder_target("onnxruntime", 8)

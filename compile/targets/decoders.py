@@ -20,6 +20,7 @@ from compile.targets import EncoderBatch
 DECODER_TARGETS = {
     "torch": "compile.targets.torch_decoder",
     "openvino": "compile.targets.openvino_decoder",
+    "openvino-slots": "compile.targets.openvino_slots",
 }
 """Name in a job file -> module with a `make(new_tokens)` function. Heavy imports stay inside functions."""
 
