@@ -13,6 +13,7 @@ BUILT_IN = {
 DECODERS = {
     "torch": "compile.targets.torch_decoder",
     "openvino": "compile.targets.openvino_decoder",
+    "openvino-slots": "compile.targets.openvino_slots",
 }
 """Those that generate: name in a job file -> module with a `make(new_tokens)` function."""
 ENTRY_POINT_GROUP = "lengthwise.targets"

@@ -14,7 +14,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from compile.shapes import Shape
-from compile.toolchains import decoder_module
+from compile.toolchains import decoder_module, target_module
 from pipeline import job_values
 from pipeline.errors import JobError
 from pipeline.job_generate import GENERATED_COLUMNS, Generate
@@ -235,9 +235,11 @@ class Job(_Strict):
             )
         if self.task == "generate":
             self._check_generate()
-        elif self.generate is not None:
+            return self
+        target_module(self.target)
+        if self.generate is not None:
             raise ValueError("generate: only for task: generate; remove it, or set the task")
-        elif self.input.messages is not None:
+        if self.input.messages is not None:
             raise ValueError("input.messages: only for task: generate; use text or template")
         return self
 

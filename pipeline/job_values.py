@@ -6,7 +6,7 @@ import zoneinfo
 from typing import Any
 
 from compile.shapes import Shape
-from compile.toolchains import target_module
+from compile.toolchains import DECODERS, target_module
 
 REPLAN_SHARE = 0.05
 """`replan: auto` makes a new plan when it saves at least this share of the infer seconds, net of compiling."""
@@ -38,7 +38,9 @@ def workers(value: Any) -> Any:
 
 
 def known_target(value: str) -> str:
-    target_module(value)
+    """A target of any task; whether it is one of the job's is checked with the task."""
+    if value not in DECODERS:
+        target_module(value)
     return value
 
 

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from tiny_decoders import ARCHITECTURES, EOS, greedy_by_transformers, make_decoder, prompts
 
-from compile.errors import ShapeMismatch
+from compile.compilations import compilations
+from compile.errors import ArtifactError, CompileError, ShapeMismatch
 from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import StaticGenerator
@@ -19,7 +20,11 @@ from compile.targets.cpu import has_bf16
 from compile.targets.decoders import StaticDecoder, load_decoder_target
 
 SHAPE, NEW_TOKENS = Shape(length=40, batch=4), 16
-KINDS = [("torch", "fp32"), *([("torch", "bf16")] if has_bf16() else [])]
+KINDS = [
+    ("torch", "fp32"),
+    ("openvino-slots", "fp32"),
+    *([("torch", "bf16"), ("openvino-slots", "bf16")] if has_bf16() else []),
+]
 LENGTHS = [17, 2, 40, 33, 9, 31, 40, 1]
 
 every_kind = pytest.mark.parametrize(("target", "precision"), KINDS)
@@ -64,7 +69,7 @@ def feed(decoder: StaticDecoder, slot: int, tokens: NDArray[np.int64], prompt: i
 
 
 @every_architecture
-@pytest.mark.parametrize("target", ["torch"])
+@pytest.mark.parametrize("target", ["torch", "openvino-slots"])
 def test_greedy_texts_are_those_of_transformers(decoders, models, architecture: str, target: str) -> None:
     """Token for token, fp32, over more prompts than slots, so that slots are refilled next to living rows."""
     texts = prompts(LENGTHS)
@@ -183,5 +188,63 @@ def test_other_shapes_are_refused(decoders, target: str, precision: str) -> None
 
 
 def test_an_unknown_target_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="'onnxruntime' cannot generate; choose one of: torch, openvino"):
+    with pytest.raises(
+        ValueError, match="'onnxruntime' cannot generate; choose one of: torch, openvino, openvino-slots"
+    ):
         load_decoder_target("onnxruntime", 8)
+
+
+@every_kind
+def test_loading_compiles_nothing_and_compiling_counts(
+    decoders, models, target: str, precision: str, tmp_path: Path
+) -> None:
+    toolchain = load_decoder_target(target, NEW_TOKENS)
+    prepared = toolchain.prepare(models("llama"), tmp_path / "work", precision, [])
+    assert toolchain.prepare(models("llama"), tmp_path / "work", precision, []) == prepared
+    (tmp_path / "out").mkdir()
+    before = compilations()
+    toolchain.compile(prepared, SHAPE, precision, tmp_path / "out")
+    compiled = compilations() - before
+    assert compiled >= 1
+    loaded = toolchain.load(tmp_path / "out", SHAPE, precision)
+    assert compilations() - before == compiled
+    texts, sampling = prompts([5, 40, 12]), Sampling(max_new_tokens=8)
+    assert generate(loaded, texts, sampling) == generate(decoders(target, precision), texts, sampling)
+
+
+@pytest.mark.parametrize(("target", "file"), [("torch", "model.safetensors"), ("openvino-slots", "decode.blob")])
+@pytest.mark.parametrize("damage", ["missing", "garbage"])
+def test_damaged_files_are_an_artifact_error(models, target: str, file: str, damage: str, tmp_path: Path) -> None:
+    toolchain = load_decoder_target(target, NEW_TOKENS)
+    (tmp_path / "out").mkdir()
+    toolchain.compile(toolchain.prepare(models("llama"), tmp_path, "fp32", []), SHAPE, "fp32", tmp_path / "out")
+    if damage == "missing":
+        (tmp_path / "out" / file).unlink()
+    else:
+        (tmp_path / "out" / file).write_bytes(b"\x00garbage\xff" * 999)
+    with pytest.raises(ArtifactError, match=rf"{target}.*4x40"):
+        toolchain.load(tmp_path / "out", SHAPE, "fp32")
+
+
+def test_an_artifact_of_other_sizes_is_refused_at_load(models, tmp_path: Path) -> None:
+    toolchain = load_decoder_target("openvino-slots", NEW_TOKENS)
+    (tmp_path / "out").mkdir()
+    toolchain.compile(toolchain.prepare(models("llama"), tmp_path, "fp32", []), SHAPE, "fp32", tmp_path / "out")
+    for other, tokens in ((Shape(length=40, batch=5), 16), (Shape(length=41, batch=4), 16), (SHAPE, 17)):
+        with pytest.raises(ArtifactError, match="not compiled for"):
+            load_decoder_target("openvino-slots", tokens).load(tmp_path / "out", other, "fp32")
+
+
+@pytest.mark.parametrize("target", ["torch", "openvino-slots"])
+def test_embeddings_that_follow_the_longest_row_are_refused(models, target: str, tmp_path: Path) -> None:
+    import json
+
+    for path in models("llama").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 50}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    toolchain = load_decoder_target(target, NEW_TOKENS)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CompileError, match="depend on their neighbours"):
+        toolchain.compile(toolchain.prepare(tmp_path, tmp_path / "work", "fp32", []), SHAPE, "fp32", tmp_path / "out")

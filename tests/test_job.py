@@ -360,7 +360,7 @@ GENERATE_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"generate": None}, "generate: task generate needs it; write at least generate: {max_new_tokens: 128}"),
     ({"generate": {}}, "generate.max_new_tokens: is required"),
     ({"task": "classify"}, "generate: only for task: generate; remove it, or set the task"),
-    ({"target": "onnxruntime"}, "target 'onnxruntime' cannot generate; choose one of: torch, openvino"),
+    ({"target": "onnxruntime"}, "target 'onnxruntime' cannot generate; choose one of: torch, openvino, openvino-slots"),
     ({"input": {"uri": "i/", "text": "t", "pair": "p"}}, "input.pair: only for task: classify; remove it"),
     ({"output": {"uri": "o", "all_scores": True}}, "output.all_scores: only for task: classify; remove it"),
     ({"generate": {**GENERATE, "samples": 2}}, "generate: samples: more than 1 needs do_sample: true"),

@@ -139,7 +139,7 @@ def test_what_it_lacks_is_refused_before_anything_runs(engines) -> None:
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
         ({"sequence_bias": (((5,), 1.0),)}, "sequence_bias"),
     ):
-        with pytest.raises(ValueError, match=f"no {name}; choose a static target"):
+        with pytest.raises(ValueError, match=f"no {name}; choose target openvino-slots"):
             engine.generate(requests_of(), Sampling(**options), TextRules())
 
     class Nothing:
@@ -155,7 +155,7 @@ def test_what_it_lacks_is_refused_before_anything_runs(engines) -> None:
 
 def test_models_with_sliding_attention_are_refused(models, tmp_path: Path) -> None:
     toolchain = load_decoder_target("openvino", NEW_TOKENS)
-    with pytest.raises(CompileError, match=r"last 12 positions.*choose target torch"):
+    with pytest.raises(CompileError, match=r"last 12 positions.*choose target openvino-slots"):
         toolchain.prepare(models("mistral"), tmp_path, "fp32", [])
 
 

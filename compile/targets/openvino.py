@@ -43,7 +43,7 @@ def openvino_package() -> Any:
     return openvino
 
 
-def _config(precision: str) -> dict[str, Any]:
+def cpu_config(precision: str) -> dict[str, Any]:
     """One stream on one unpinned thread: the worker's own CPU affinity decides which core runs it.
 
     What int8 leaves unquantised runs in bf16 where the CPU has it.
@@ -142,7 +142,7 @@ class OpenVinoTarget:
         return {name: importlib.metadata.version(name) for name in ("openvino", "torch", "transformers")}
 
     def options(self, precision: str) -> dict[str, str]:
-        return {name: str(value) for name, value in _config(precision).items()}
+        return {name: str(value) for name, value in cpu_config(precision).items()}
 
     def machine(self) -> str:
         return cpu_kind()
@@ -173,7 +173,7 @@ class OpenVinoTarget:
             # From a path, because only constants that were read from a file can be left out of the blob.
             model = core.read_model(prepared_dir / GRAPH)
             model.reshape({port.any_name: [shape.batch, shape.length] for port in model.inputs})
-            blob = core.compile_model(model, "CPU", _config(precision)).export_model()
+            blob = core.compile_model(model, "CPU", cpu_config(precision)).export_model()
         except RuntimeError as error:
             raise CompileError(f"openvino: {shape} {precision}: {error}") from error
         (out_dir / BLOB).write_bytes(blob.getvalue())
@@ -181,7 +181,7 @@ class OpenVinoTarget:
 
     def load(self, artifact_dir: Path, shape: Shape, precision: str) -> OpenVinoExecutable:
         core = openvino_package().Core()
-        config = {**_config(precision), "WEIGHTS_PATH": str(artifact_dir / WEIGHTS)}
+        config = {**cpu_config(precision), "WEIGHTS_PATH": str(artifact_dir / WEIGHTS)}
         try:
             blob = io.BytesIO((artifact_dir / BLOB).read_bytes())
             compiled = core.import_model(blob, "CPU", config)

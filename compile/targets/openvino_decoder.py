@@ -90,7 +90,7 @@ class OpenVinoDecoderTarget:
             if windows:
                 raise CompileError(
                     f"openvino: {model_dir} has attention over the last {max(windows)} positions, which the conversion "
-                    "for GenAI does not carry over; choose target torch"
+                    "for GenAI does not carry over; choose target openvino-slots"
                 )
             convert_causal(model_dir, prepared)
         except ModelError as error:
@@ -144,7 +144,7 @@ def unsupported(sampling: Sampling, text: TextRules) -> str | None:
         ("constraint", text.constraint is not None),
     ):
         if asked:
-            return f"the openvino engine has no {name}; choose a static target such as torch, or leave it out"
+            return f"the openvino engine has no {name}; choose target openvino-slots, or leave it out"
     return None
 
 
