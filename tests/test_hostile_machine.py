@@ -151,7 +151,7 @@ def test_a_report_over_hosts_with_wrong_clocks_has_no_negative_number(tmp_path: 
     context = home.context()
     model = read_model(tiny_model)
     plan_ = make_plan(context.job.shapes, job_toolchain(context, model).costs())
-    plan = RunPlan("f" * 32, context.job, DS, "s.json", "t", model, "fp32", plan_, ("a",) * 4, (), ((0,),), None)
+    plan = RunPlan("f" * 32, context.job, DS, "s.json", "t", model, "fp32", plan_, ("a",) * 4, (), ((0,),), 0, None)
     manifest = Manifest("f" * 32, DS, 10, 10, 0, {}, 100, 0, 0, {"predictions": [], "rejects": []})
     shard: dict[str, Any] = {
         "event": "shard", "shape": "4x64", "rows": 4, "batches": 1, "slot_tokens": 256, "real_tokens": 100,

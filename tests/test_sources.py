@@ -400,5 +400,5 @@ def test_an_object_that_is_gone_is_not_called_damaged(tmp_path: Path, extension:
     objects = Objects()
     info = objects.head(str(path))
     path.unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(StorageError, match="is gone since the run pinned it"):
         list(source_rows(objects, info, object_format(str(path), "auto"), Piece(0, 0, 1), TEXT))
