@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile.errors import ArtifactError, CompileError, DeviceError, ModelError
+from compile.generation.requests import TextRules
+from compile.generation.sampling import Sampling
 from compile.shapes import Shape
 from compile.targets import EncoderBatch
 from compile.targets import openvino as encoder_target
@@ -48,6 +50,9 @@ class OpenVinoSlotsTarget:
         if precision not in self.precisions:
             return f"{self.name} generates in: {', '.join(self.precisions)}; choose one of them, not {precision!r}"
         return encoder_target.target.supports(precision)
+
+    def unsupported(self, sampling: Sampling, text: TextRules) -> str | None:
+        return None
 
     def versions(self) -> dict[str, str]:
         return encoder_target.target.versions()
