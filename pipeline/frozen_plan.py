@@ -55,6 +55,8 @@ def tonights_shape_plan(
     plan that has drifted too far is replaced. The drift, at today's costs, is None when there was nothing to compare.
     """
     frozen = read_frozen_plan(context, toolchain)
+    if frozen is None and not context.job.shapes and not counts.any():
+        return _new_plan(context, toolchain, counts), None  # nothing to plan from: the first night with rows decides
     if frozen is None:
         context.objects.put_new(plan_uri(context, toolchain), _encoded(_new_plan(context, toolchain, counts)))
         frozen = read_frozen_plan(context, toolchain)

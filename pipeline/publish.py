@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.columns import OWN_COLUMNS, kept_schema, prediction_schema, reject_schema, rejects_table_schema
 from pipeline.context import Context
+from pipeline.errors import ConservationError
 from pipeline.layout import part_object, part_summary, shard_object, token_object
 from pipeline.parquet_files import parquet_bytes, read_table
 from pipeline.rejects import REASONS, reject
@@ -137,7 +138,13 @@ class _SplitResult:
             faults.update({int(at): fault for at, fault in zip(positions, found.faults, strict=True) if fault})
             places_of.append(positions)
             outputs.append(found.output)
-        output = pa.concat_arrays(outputs).take(pa.array(np.argsort(np.concatenate(places_of))))
+        where = np.concatenate(places_of)
+        if not np.array_equal(np.sort(where), np.arange(rows)):  # else results would move to other rows
+            raise ConservationError(
+                f"split {split}: {len(np.unique(where))} of {rows} rows have a result, of {len(where)} results; "
+                f"nothing was published. Please report this with {plan.uri}"
+            )
+        output = pa.concat_arrays(outputs).take(pa.array(np.argsort(where)))
         return cls(
             split=split,
             counts=counts,
