@@ -27,7 +27,7 @@ lint: env ## ruff (rules and format) and mypy --strict
 	$(VENV)/bin/mypy --strict dags/*.py
 
 test: env ## the test suite, in as many processes as there are cores, each with servers of its own
-	$(RUN) -m pytest -m "not slow" -n auto --dist loadfile $(PYTEST_ARGS)
+	$(RUN) -m pytest -m "not slow" -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: env ## the tests that take minutes each
 	$(RUN) -m pytest -m slow $(PYTEST_ARGS)
