@@ -16,6 +16,27 @@ SLOT_POSITIONS = 1 << 14
 """Positions of all slots together, above which a decode step is bound by reading the cache."""
 
 
+def stateless_layer() -> Any:
+    """A cache layer class of transformers for traced graphs: the cache is an argument of the graph, not kept here."""
+    from transformers.cache_utils import CacheLayerMixin
+
+    class StatelessLayer(CacheLayerMixin):  # type: ignore[misc]
+        is_compileable = is_sliding = False
+
+        def lazy_initialization(self, key_states: Any) -> None: ...
+
+        def get_mask_sizes(self, cache_position: Any) -> tuple[int, int]:
+            return 0, 0
+
+        def get_seq_length(self) -> int:
+            return 0
+
+        def get_max_cache_shape(self) -> int:
+            return -1
+
+    return StatelessLayer
+
+
 def load_causal(model_dir: Path, precision: str = "fp32") -> Any:
     """A causal language model in eval mode, on one thread. Raises ModelError, also when weights are missing."""
     import safetensors

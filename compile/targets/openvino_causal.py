@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from compile.errors import CompileError
-from compile.targets.causal import load_causal
+from compile.targets.causal import load_causal, stateless_layer
 from compile.targets.encoders import quiet
 from compile.targets.openvino import openvino_package, saved_model
 
@@ -59,34 +59,30 @@ def _example(layers: int, heads: int, size: int) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past": past}
 
 
-def _with_cache(model: Any) -> Any:
-    """The model as a function of its cache: forward(ids, mask, positions, past) -> logits and the grown cache."""
+def _growing_layer() -> Any:
+    """A cache layer that puts what comes in behind the past that it was made with."""
     import torch
-    from transformers.cache_utils import Cache, CacheLayerMixin
 
-    class GrowingLayer(CacheLayerMixin):  # type: ignore[misc]
-        is_compileable = is_sliding = False
-
+    class GrowingLayer(stateless_layer()):  # type: ignore[misc]
         def __init__(self, keys: Any, values: Any) -> None:
             super().__init__()
             self.keys, self.values = keys, values
             self.is_initialized = True
-
-        def lazy_initialization(self, key_states: Any) -> None: ...
 
         def update(self, key_states: Any, value_states: Any, cache_kwargs: Any = None) -> tuple[Any, Any]:
             self.keys = torch.cat([self.keys, key_states], -2)
             self.values = torch.cat([self.values, value_states], -2)
             return self.keys, self.values
 
-        def get_mask_sizes(self, cache_position: Any) -> tuple[int, int]:
-            return 0, 0
+    return GrowingLayer
 
-        def get_seq_length(self) -> int:
-            return 0
 
-        def get_max_cache_shape(self) -> int:
-            return -1
+def _with_cache(model: Any) -> Any:
+    """The model as a function of its cache: forward(ids, mask, positions, past) -> logits and the grown cache."""
+    import torch
+    from transformers.cache_utils import Cache
+
+    layer = _growing_layer()
 
     class WithCache(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -94,7 +90,7 @@ def _with_cache(model: Any) -> Any:
             self.model = model
 
         def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Any) -> Any:
-            cache = Cache(layers=[GrowingLayer(*past[at : at + 2]) for at in range(0, len(past), 2)])
+            cache = Cache(layers=[layer(*past[at : at + 2]) for at in range(0, len(past), 2)])
             total, new = attention_mask.shape[1], input_ids.shape[1]
             # GenAI replaces attention and mask by its paged attention; other users of the graph need the mask.
             seen = torch.arange(total)[None, :] <= (torch.arange(new) + (total - new))[:, None]
@@ -107,7 +103,7 @@ def _with_cache(model: Any) -> Any:
                 past_key_values=cache,
                 use_cache=True,
             ).logits
-            return (logits, *[state for layer in cache.layers for state in (layer.keys, layer.values)])
+            return (logits, *[state for kept in cache.layers for state in (kept.keys, kept.values)])
 
     return WithCache().eval()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compile.errors import CompileError
-from compile.targets.causal import load_causal
+from compile.targets.causal import load_causal, stateless_layer
 from compile.targets.encoders import quiet
 from compile.targets.openvino import LOWEST, openvino_package
 
@@ -55,22 +55,15 @@ def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None
     return directory
 
 
-def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[str, Any]]:
-    """The two functions as torch modules, and tensors to trace them with."""
+def _layer_class() -> Any:
+    """A cache layer that keeps what comes in; attention sees it, or the past with it put in at each row's position."""
     import torch
-    from transformers.cache_utils import Cache, CacheLayerMixin
 
-    class Layer(CacheLayerMixin):  # type: ignore[misc]
-        """Keeps what comes in; attention sees it, or the past with it put in at each row's position."""
-
-        is_compileable = is_sliding = False
-
+    class Layer(stateless_layer()):  # type: ignore[misc]
         def __init__(self, past: Any = None, here: Any = None) -> None:
             super().__init__()
             self.past, self.here = past, here
             self.is_initialized = True
-
-        def lazy_initialization(self, key_states: Any) -> None: ...
 
         def update(self, key_states: Any, value_states: Any, cache_kwargs: Any = None) -> tuple[Any, Any]:
             self.keys, self.values = key_states, value_states
@@ -79,26 +72,29 @@ def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[
             keys, values = self.past
             return torch.where(self.here, key_states, keys), torch.where(self.here, value_states, values)
 
-        def get_mask_sizes(self, cache_position: Any) -> tuple[int, int]:
-            return 0, 0
+    return Layer
 
-        def get_seq_length(self) -> int:
-            return 0
 
-        def get_max_cache_shape(self) -> int:
-            return -1
+def _masks(positions: Any, columns: Any, windows: Sequence[int | None]) -> Any:
+    """See TorchDecoder._masks: additive (rows, 1, places, columns), by kind of attention where there are several."""
+    import torch
 
-    def masks(positions: Any, columns: Any) -> Any:
-        """See TorchDecoder._masks: additive (rows, 1, places, columns)."""
-        places = positions[:, None, :, None]
-        kinds = {}
-        for window in set(windows):
-            seen = columns <= places
-            if window is not None:
-                seen = seen & (columns > places - window)
-            mask = torch.zeros((), dtype=torch.float32).masked_fill(~seen, LOWEST)
-            kinds["full_attention" if window is None else "sliding_attention"] = mask
-        return kinds if len(kinds) > 1 else next(iter(kinds.values()))
+    places = positions[:, None, :, None]
+    kinds = {}
+    for window in set(windows):
+        seen = columns <= places
+        if window is not None:
+            seen = seen & (columns > places - window)
+        mask = torch.zeros((), dtype=torch.float32).masked_fill(~seen, LOWEST)
+        kinds["full_attention" if window is None else "sliding_attention"] = mask
+    return kinds if len(kinds) > 1 else next(iter(kinds.values()))
+
+
+def _prefill(model: Any, windows: Sequence[int | None]) -> Any:
+    import torch
+    from transformers.cache_utils import Cache
+
+    new_layer = _layer_class()
 
     class Prefill(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -108,17 +104,26 @@ def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[
         def forward(self, input_ids: Any, lengths: Any) -> Any:
             columns = torch.arange(input_ids.shape[1])
             positions = columns[None].expand(input_ids.shape[0], -1)
-            cache = Cache(layers=[Layer() for _ in windows])
+            cache = Cache(layers=[new_layer() for _ in windows])
             kept = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
-                attention_mask=masks(positions, columns),
+                attention_mask=_masks(positions, columns, windows),
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=lengths - 1,
             ).logits
             rows = torch.arange(input_ids.shape[0])
             return (kept[rows, rows], *[state for layer in cache.layers for state in (layer.keys, layer.values)])
+
+    return Prefill().eval()
+
+
+def _decode(model: Any, windows: Sequence[int | None]) -> Any:
+    import torch
+    from transformers.cache_utils import Cache
+
+    new_layer = _layer_class()
 
     class Decode(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -128,18 +133,25 @@ def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[
         def forward(self, input_ids: Any, positions: Any, past: Any) -> Any:
             columns = torch.arange(past[0].shape[2])
             here = (columns[None] == positions[:, None])[:, None, :, None]
-            cache = Cache(layers=[Layer(past[at : at + 2], here) for at in range(0, len(past), 2)])
+            cache = Cache(layers=[new_layer(past[at : at + 2], here) for at in range(0, len(past), 2)])
             logits = self.model(
                 input_ids=input_ids,
                 position_ids=positions[:, None],
-                attention_mask=masks(positions[:, None], columns),
+                attention_mask=_masks(positions[:, None], columns, windows),
                 past_key_values=cache,
                 use_cache=True,
             ).logits
             return (logits[:, 0], *[state for layer in cache.layers for state in (layer.keys, layer.values)])
 
+    return Decode().eval()
+
+
+def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[str, Any]]:
+    """The two functions as torch modules, and tensors to trace them with."""
+    import torch
+
     ids, lengths = torch.arange(14).reshape(2, 7) % 5 + 1, torch.tensor([7, 4])
-    prefill = Prefill().eval()
+    prefill = _prefill(model, windows)
     with torch.inference_mode():
         states = prefill(ids, lengths)[1:]
     past = [torch.nn.functional.pad(state, (0, 0, 0, 4)).clone() for state in states]
@@ -147,4 +159,4 @@ def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[
         "prefill": {"input_ids": ids, "lengths": lengths},
         "decode": {"input_ids": ids[:, :1], "positions": lengths, "past": past},
     }
-    return prefill, Decode().eval(), examples
+    return prefill, _decode(model, windows), examples
