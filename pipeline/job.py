@@ -18,6 +18,7 @@ from compile.toolchains import decoder_module, target_module
 from pipeline import job_values
 from pipeline.errors import JobError
 from pipeline.job_generate import GENERATED_COLUMNS, Generate
+from pipeline.job_neuron import Neuron
 from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
@@ -203,6 +204,7 @@ class Job(_Strict):
     generate: Generate | None = Field(None, description="how texts are made; of task generate")
     target: Annotated[str, AfterValidator(job_values.known_target)] = "openvino"
     precision: Literal["auto", "bf16", "fp32", "int8"] = "auto"
+    neuron: Neuron | None = Field(None, description="what the Neuron toolchain is asked for; of target neuron")
     model: Model
     input: Input
     shapes: Annotated[tuple[Shape, ...], BeforeValidator(job_values.shapes)] = Field(
@@ -233,6 +235,8 @@ class Job(_Strict):
                 f"shapes: the longest has {self.shapes[-1].length} tokens but max_length is {self.max_length}; "
                 f"add a shape of that length or lower max_length"
             )
+        if self.neuron is not None and self.target != "neuron":
+            raise ValueError("neuron: only for target: neuron; remove it, or set the target")
         if self.task == "generate":
             self._check_generate()
             return self
@@ -277,6 +281,8 @@ class Job(_Strict):
         """The fields that can change an output byte. Not among them: schedule, workers, price, where things lie."""
         relevant = {"task", "target", "max_length", "truncation", "generate"}
         fields: dict[str, Any] = self.model_dump(mode="json", include=relevant)
+        if self.neuron is not None:
+            fields["neuron"] = self.neuron.model_dump(mode="json", exclude={"cores"})
         fields["input"] = self.input.model_dump(mode="json", exclude={"when_missing"})
         fields["all_scores"] = self.output.all_scores
         fields["table"] = self.output.table
@@ -334,7 +340,7 @@ def _located(job: Job, folder: Path) -> Job:
 
 _SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "model": Model, "parity": Parity, "input": Input, "reject_budget": RejectBudget, "output": Output,
-    "output.catalog": Catalog, "generate": Generate,
+    "output.catalog": Catalog, "generate": Generate, "neuron": Neuron,
 }  # fmt: skip
 
 

@@ -1,0 +1,31 @@
+"""The section `neuron` of a job file: what optimum-neuron is asked for, under its own names."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pydantic
+from pydantic import ConfigDict, Field
+
+from compile.neuron_settings import AutoCast, AutoCastType, InstanceType, NeuronSettings
+
+
+class Neuron(pydantic.BaseModel):
+    """Only for target: neuron."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    instance_type: InstanceType = Field("inf2", description="kind of host that is compiled for")
+    auto_cast: AutoCast | None = Field(None, description="which operations leave fp32; default: as precision says")
+    auto_cast_type: AutoCastType | None = Field(None, description="what they are cast to")
+    optlevel: Literal["1", "2", "3"] = Field("2", description="of the compiler: 1 compiles fastest, 3 runs fastest")
+    inline_weights_to_neff: bool = True
+    cores: Literal["throughput", "latency"] = Field(
+        "throughput", description="one copy per core, or one copy over tensor_parallel_size cores"
+    )
+    tensor_parallel_size: int = Field(1, strict=True, ge=1, description="cores that one copy of a decoder spans")
+    on_device_sampling: bool = Field(False, description="of decoders; texts then depend on their company")
+
+    def settings(self) -> NeuronSettings:
+        """What of it reaches the targets."""
+        return NeuronSettings(**self.model_dump(exclude={"cores"}))
