@@ -1,24 +1,40 @@
 """Measures the bound: what the rows would cost if each paid only for its real tokens, at the best speed for its length.
 
 No batch reaches it: padding and the last partial batch cost something. How near a run comes is the planner's mark.
+
+    python -m bench.bound MODEL
+
+prints CPU seconds per token for each of LENGTHS, as JSON. Runs are measured while the other core is busy; so is this.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.contestants import IR_NAME, best_precision
+from bench.pinned import Cores
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 SLOT_TOKENS = (1024, 2048)
 """Batches of about so many tokens were fastest in every trial; smaller and much larger ones are slower."""
 REPEATS = 5
+
+
+def seconds_side_by_side(model_dir: Path, cores: Sequence[Cores]) -> list[float]:
+    """`seconds_per_token` measured on all of these cores at the same time; the median of what they say."""
+    command = [sys.executable, "-m", "bench.bound", str(model_dir)]
+    with ThreadPoolExecutor(len(cores)) as pool:
+        said = list(pool.map(lambda one: json.loads(one.run(command)[1]), cores))
+    return [statistics.median(speeds) for speeds in zip(*said, strict=True)]
 
 
 def seconds_per_token(model_dir: Path) -> list[float]:
@@ -62,3 +78,7 @@ def token_lengths(model_dir: Path, texts: list[str]) -> list[int]:
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     tokenizer.enable_truncation(512)
     return [len(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts)]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(seconds_per_token(Path(sys.argv[1]))) + "\n")

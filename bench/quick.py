@@ -30,7 +30,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from bench.bound import bound_s, seconds_per_token, token_lengths
+from bench.bound import bound_s, seconds_side_by_side, token_lengths
 from bench.comparison import BOUND, EXECUTING, EXPERT, LENGTHWISE, PIPELINES, Answers, Cost, table
 from bench.contestants import write_ir
 from bench.pinned import Cores
@@ -114,15 +114,14 @@ class Night:
     load_s: float
     """Of loading shapes."""
     execute_s: float
-    """Of executing batches, wall clock."""
-    execute_cpu_s: float
+    """Of executing batches."""
 
 
 def lengthwise(bench: Bench, name: str, ds: str, cores: Cores) -> Night:
     """One night as the command line runs it."""
     total, _ = cores.run([sys.executable, "-m", "pipeline", "run", str(bench.job(name)), "--ds", ds])
     report: dict[str, Any] = json.loads((bench.folder / f"{name}-output/reports/ds={ds}/report.json").read_bytes())
-    return Night(total, report["infer_load_seconds"], report["infer_execute_seconds"], report["infer_cpu_seconds"])
+    return Night(total, report["infer_load_seconds"], report["infer_cpu_seconds"])
 
 
 def contestant(bench: Bench, who: str, inputs: dict[str, Path], cores: Cores) -> dict[str, Cost]:
@@ -163,7 +162,7 @@ def per_thousand(costs: list[Cost], rows: int) -> Cost:
 
 def own_cost(nights: list[Night], starts: list[Night], rows: int) -> Cost:
     """Lengthwise's seconds: what a night of almost no rows takes besides its batches is the start, as loading is."""
-    start = statistics.median(night.total_s - night.load_s - night.execute_cpu_s for night in starts)
+    start = statistics.median(night.total_s - night.load_s - night.execute_s for night in starts)
     return per_thousand([Cost(start + n.load_s, n.total_s - n.load_s - start) for n in nights], rows)
 
 
@@ -177,8 +176,7 @@ def measure(bench: Bench, say: Callable[[str], None]) -> Answers:
             answers[name][label] = per_thousand([cost], SAMPLE_ROWS[name])
         say(label)
     nights, starts, expert = measure_pair(bench, say)
-    os.sched_setaffinity(0, bench.pinned(0).numbers)
-    speeds = seconds_per_token(bench.model)
+    speeds = seconds_side_by_side(bench.model, [bench.pinned(turn) for turn in range(len(bench.cores))])
     for name, found in answers.items():
         rows = ROWS[name]
         found[LENGTHWISE] = own_cost(nights[name], starts[name], rows)

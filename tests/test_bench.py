@@ -49,6 +49,6 @@ def test_the_table_says_how_many_times_faster() -> None:
 
 
 def test_loading_and_starting_are_not_charged_to_the_rows() -> None:
-    nights = [Night(total_s=20.0, load_s=2.0, execute_s=14.0, execute_cpu_s=14.0)]
-    starts = [Night(total_s=4.0, load_s=0.5, execute_s=1.0, execute_cpu_s=1.0)]
+    nights = [Night(total_s=20.0, load_s=2.0, execute_s=14.0)]
+    starts = [Night(total_s=4.0, load_s=0.5, execute_s=1.0)]
     assert own_cost(nights, starts, 500) == Cost(start_s=4.5, loop_s=31.0)
