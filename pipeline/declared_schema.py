@@ -8,6 +8,7 @@ from compile.model import ModelInfo
 from pipeline.columns import table_schemas, type_name
 from pipeline.context import Context
 from pipeline.errors import JobError
+from pipeline.tables import table_format
 
 Declared = dict[str, dict[str, str]]
 """Table -> name -> type of each column, in order."""
@@ -46,7 +47,8 @@ def claim_schema(context: Context, model: ModelInfo) -> None:
 
 
 def accept_schema(context: Context, model: ModelInfo) -> None:
-    """Declare tonight's columns for all later nights."""
+    """Declare tonight's columns for all later nights. Raises JobError where published tables cannot have them."""
+    table_format(context).check_columns(context, table_schemas(context.job, model.labels, model.problem_type))
     context.objects.put(context.layout.schema, _encoded(declared_by(context, model)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline import steps
 from pipeline.building import discard_damaged_artifacts, missing_shapes, require_frozen_artifacts
-from pipeline.child_errors import child_error
+from pipeline.child_errors import child_error, last_words
 from pipeline.context import Context
 from pipeline.cores import available_cores
 from pipeline.errors import JobError
@@ -121,7 +121,8 @@ def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> 
                 code, process = failures[0] if failures else (1, processes[0])
                 raise child_error("infer", code, process, f"{len(missing)} shards are left; ")
             if missing:
-                context.say(f"infer: a worker ended early; {len(missing)} shards are left, starting again")
+                told = f": {last_words(*failures[0])}" if failures else ""
+                context.say(f"infer: a worker ended early; {len(missing)} shards are left, starting again{told}")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import string
 from collections.abc import Sequence
@@ -320,8 +321,8 @@ def parse_job(data: dict[str, Any], origin: str) -> Job:
 
 def _located(job: Job, folder: Path) -> Job:
     def at(uri: str) -> str:
-        # Path also takes doubled slashes and `./` out, which prefixes of listed names would not have.
-        return uri if "://" in uri else str(folder / uri) + ("/" if uri.endswith("/") else "")
+        # Without `..`, `./` and doubled slashes, which prefixes of listed names would not have.
+        return uri if "://" in uri else os.path.normpath(folder / uri) + ("/" if uri.endswith("/") else "")
 
     within = f"{at(job.output.uri).rstrip('/')}/".startswith(at(job.input.uri).partition("*")[0])
     if within and "{ds}" not in job.input.uri:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.child_errors import child_error, died
+from pipeline.child_errors import child_error, died, last_words
 from pipeline.processes import StepProcess
 
 
@@ -20,5 +20,8 @@ def run_piece(
     except BaseException:
         process.stop()
         raise
-    error = child_error("infer", code, process) if code and not died(code) else None
+    if died(code):
+        say(f"infer: shard {shard}: rows {start} to {stop}: {last_words(code, process)}")
+        return code, result, None
+    error = child_error("infer", code, process) if code else None
     return code, result, error

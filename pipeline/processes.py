@@ -16,6 +16,8 @@ from typing import Any
 PARENT_VARIABLE = "LENGTHWISE_PARENT_PID"
 ADVANCE_PREFIX = "@rows "
 """Lines of a child that start so are progress for the parent's bar, not for a person."""
+ERROR_PREFIX = "error: "
+"""Lines of a child that start so say why it ends."""
 _PR_SET_PDEATHSIG = 1
 _KEPT_LINES = 40
 _STOP_GRACE_S = 10
@@ -73,7 +75,8 @@ class StepProcess:
                 self._advance(int(text.removeprefix(ADVANCE_PREFIX)))
             elif text:
                 self.errors.append(text)
-                self._say(text)
+                if not text.startswith(ERROR_PREFIX):  # whoever waits for the end decides about that
+                    self._say(text)
 
     def wait(self) -> tuple[int, dict[str, Any]]:
         """Exit code (negative: the signal that ended it) and the JSON result, empty unless the code is 0."""

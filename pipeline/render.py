@@ -37,6 +37,8 @@ def _headline(report: dict[str, Any]) -> RenderableType:
     ]
     if report.get("tokens"):
         rows[2:4] = [*_generation(report["tokens"], efficiency), rows[3]]
+    if report["repeated_shards"]:
+        rows.append(("repeated", f"{report['repeated_shards']:,} shards were executed more than once"))
     if report["drift"] and report["drift"]["saved_share"] > 0:
         drift = report["drift"]
         verb = "saves" if drift["replaced"] else "would save"

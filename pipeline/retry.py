@@ -43,7 +43,8 @@ def retriable(context: Context, snapshot: Snapshot) -> Manifest:
     if changed:
         raise JobError(
             f"{', '.join(changed)}: changed since ds={context.ds} was published, so the rows that stay would not fit. "
-            f"Between a run and its retry only these may change: {', '.join(MAY_CHANGE)}. For the whole night {again}"
+            f"Between a run and its retry only these may change: {', '.join(MAY_CHANGE)}, precision, shapes, and what "
+            f"decides no byte. For the whole night {again}"
         )
     return manifest
 

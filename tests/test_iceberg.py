@@ -24,7 +24,7 @@ from staging import fingerprint, make_context, replace, sqlite_catalog, stage
 from demo.query import connect
 from demo.servers.seaweed import S3Endpoint
 from jobs import DS, make_home, put_rows, rows
-from pipeline.columns import ARROW_TYPES
+from pipeline.columns import ARROW_TYPES, table_schemas
 from pipeline.context import Context
 from pipeline.errors import JobError, StorageError
 from pipeline.job import parse_job
@@ -220,6 +220,8 @@ def test_an_accepted_column_is_added_and_older_nights_have_null(context: Context
     assert groups == [None] * 3 + ["text"] * 4
     keep["group"]["type"] = "int32"
     other = parse_job({**grown.model_dump(mode="json"), "input": {"uri": "in/", "text": "t", "keep": keep}}, "test")
+    with pytest.raises(JobError, match="predictions cannot change so"):  # before it is declared or anything staged
+        table_format(later).check_columns(later, table_schemas(other, ("a", "b"), "single_label"))
     with pytest.raises(JobError, match="cannot change so"):
         replace(changed(later, job=other), stage(changed(later, job=other), 3, 4))
     assert counts(context) == {(DS, fingerprint(1)): 3, (LATER, fingerprint(2)): 4}

@@ -21,8 +21,8 @@ MINIMAL: dict[str, Any] = {
 }
 TOP_LEVEL_KEYS = (
     "name, description, schedule, timezone, start_date, queue, compile_queue, task, generate, target, precision, "
-    "model, input, shapes, max_graphs, max_length, truncation, reject_budget, workers, compile, parity, replan, "
-    "amortise_nights, artifacts, output, price_per_hour"
+    "neuron, model, input, shapes, max_graphs, max_length, truncation, reject_budget, workers, compile, parity, "
+    "replan, amortise_nights, artifacts, output, price_per_hour"
 )
 TYPES = "'string', 'bool', 'int32', 'int64', 'float', 'double', 'date' or 'timestamp'"
 CRON = (
@@ -333,7 +333,7 @@ def test_yaml_merge_keys_work_and_may_override(tmp_path: Path) -> None:
 
 def test_relative_paths_are_taken_from_the_job_files_folder(tmp_path: Path) -> None:
     (tmp_path / "models" / "m").mkdir(parents=True)
-    job = load_job(write_job(tmp_path, YAML % ("models/m", "./data//{ds}/", "out/")))
+    job = load_job(write_job(tmp_path, YAML % ("models/m", "./data//../data/{ds}/", "jobs/../out/")))
     assert (job.model.uri, job.input.uri, job.output.uri) == (
         f"{tmp_path}/models/m",
         f"{tmp_path}/data/{{ds}}/",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.context import Context
 from pipeline.manifest import Manifest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMATS = {"parquet": "pipeline.tables.plain", "iceberg": "pipeline.tables.iceberg"}
 TABLES = ("predictions", "rejects")
@@ -36,6 +39,9 @@ class Staged:
 
 class TableFormat(Protocol):
     """Both tables of a partition are one file each; a table is replaced atomically, the two one after the other."""
+
+    def check_columns(self, context: Context, schemas: dict[str, pa.Schema]) -> None:
+        """Raises JobError when a table that is there cannot get the columns of a changed job."""
 
     def look(self, context: Context) -> Seen:
         """What readers see now. Raises StorageError."""

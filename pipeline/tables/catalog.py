@@ -137,15 +137,30 @@ def make_table(context: Context, catalog: Catalog, table: str, columns: pa.Schem
     return found
 
 
+def check_growth(context: Context, catalog: Catalog, table: str, columns: pa.Schema) -> None:
+    """Raises JobError when the table is there and cannot get these columns; changes nothing."""
+    found = find_table(context, catalog, table)
+    if found is not None:
+        with _growing(found):
+            found.update_schema().union_by_name(iceberg_schema(columns))
+
+
 def _grow(table: Table, wanted: Schema) -> None:
     """Add columns and widen types, as an accepted change of the declared schema says. Raises JobError, StorageError."""
     present = {field.name: str(field.field_type) for field in table.schema().fields}
     if all(present.get(field.name) == str(field.field_type) for field in wanted.fields):
         return
+    with _growing(table), table.update_schema() as update:
+        update.union_by_name(wanted)
+
+
+@contextmanager
+def _growing(table: Table) -> Iterator[None]:
+    """A change that Iceberg does not know as a JobError, errors of the catalog as StorageError."""
     name = ".".join(table.name())
     try:
-        with translated(f"Iceberg table {name}", passing=ValidationError), table.update_schema() as update:
-            update.union_by_name(wanted)
+        with translated(f"Iceberg table {name}", passing=ValidationError):
+            yield
     except (ValidationError, ValueError) as error:
         raise JobError(
             f"Iceberg table {name} cannot change so: {error}; keep the column under another name, or use another "

@@ -27,6 +27,7 @@ from pipeline.manifest import Manifest
 from pipeline.tables import TABLES, Seen, Staged
 from pipeline.tables.catalog import (
     PARTITION_COLUMN,
+    check_growth,
     file_schema,
     find_table,
     make_table,
@@ -56,6 +57,12 @@ class IcebergTables:
     def files(self, context: Context, manifest: Manifest, table: str) -> list[str]:
         del context
         return [object_uri(file["name"]) for file in manifest.files[table]]
+
+    def check_columns(self, context: Context, schemas: dict[str, pa.Schema]) -> None:
+        """Iceberg widens types and adds columns, and refuses what could not be read from older files."""
+        catalog = open_catalog(context)
+        for table, columns in schemas.items():
+            check_growth(context, catalog, table, columns)
 
     def replace(self, context: Context, staged: Staged, seen: Seen) -> dict[str, list[dict[str, Any]]]:
         """Other dates may be committed at the same time: both land. Of two runs of one date, the later one fails."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import pyarrow as pa
+
 from pipeline.context import Context
 from pipeline.errors import StorageError
 from pipeline.manifest import Manifest
@@ -18,6 +20,9 @@ _READ_BYTES = 4 << 20
 
 class PlainTables:
     """Versions are ETags. Nothing but the file belongs into a partition's folder."""
+
+    def check_columns(self, context: Context, schemas: dict[str, pa.Schema]) -> None:
+        """A file has the columns of its night; other nights' files do not matter to it."""
 
     def look(self, context: Context) -> Seen:
         return {table: self._present(context, table) for table in TABLES}
