@@ -53,6 +53,11 @@ DECODER_DEFAULTS = {
 """Of a 30-layer decoder of width 576, likewise; `per_batch` is of each decode step, which reads all weights."""
 
 
+CPU_COMPILE_S = 1.0
+COMPILE_S = {"neuron": 120.0}
+"""Seconds of compiling one graph, while no artifact tells, of targets other than a CPU's."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Seconds of one execution per shape, on one machine kind, for one model at one precision."""
@@ -61,6 +66,8 @@ class CostModel:
     measured: Mapping[Shape, float] = field(default_factory=dict)
     load_s: float = 0.1
     """Seconds in which a worker loads one shape: the price of one more graph in a plan."""
+    compile_s: float = CPU_COMPILE_S
+    """Seconds in which one graph compiles: the median of what was built for this target."""
     new_tokens: int = 0
     """Of decoders: an execution then is a full set of slots, from their prompts to their last tokens."""
 
@@ -72,10 +79,11 @@ class CostModel:
 
 def default_costs(target_name: str, new_tokens: int = 0) -> CostModel:
     """Costs for planning when nothing was measured yet; an unknown target gets those of `openvino`."""
+    compile_s = COMPILE_S.get(target_name, CPU_COMPILE_S)
     if not new_tokens:
-        return CostModel(DEFAULTS.get(target_name, DEFAULTS["openvino"]))
+        return CostModel(DEFAULTS.get(target_name, DEFAULTS["openvino"]), compile_s=compile_s)
     found = DECODER_DEFAULTS.get(target_name, DECODER_DEFAULTS["openvino"])
-    return CostModel(replace(found, per_batch=found.per_batch * new_tokens), new_tokens=new_tokens)
+    return CostModel(replace(found, per_batch=found.per_batch * new_tokens), compile_s=compile_s, new_tokens=new_tokens)
 
 
 def fit_costs(measured: Mapping[Shape, float], default: Coefficients, new_tokens: int = 0) -> CostModel:
@@ -99,8 +107,11 @@ def job_costs(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, pr
     wanted = (target.name, target.machine(), model.digest, precision, new_tokens)
     probed, loads = _probed(store, probed_uri(store, target, model, precision))
     measured = {shape: [seconds] for shape, seconds in probed.items()}
+    built: list[float] = []
     for manifest in store.list():
         spec = manifest.spec
+        if spec.target == target.name:
+            built.append(manifest.compile_seconds)
         made_for = dict(spec.options).get("new_tokens", "0")
         if (spec.target, spec.machine, spec.model_digest, spec.precision, made_for) == wanted and manifest.timing:
             measured.setdefault(spec.shape, []).append(manifest.timing.median_s)
@@ -108,7 +119,8 @@ def job_costs(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, pr
     medians = {shape: float(np.median(values)) for shape, values in measured.items()}
     default = default_costs(target.name, int(new_tokens))
     costs = fit_costs(medians, default.fitted, int(new_tokens))
-    return replace(costs, load_s=float(np.median(loads))) if loads else costs
+    load_s = float(np.median(loads)) if loads else costs.load_s
+    return replace(costs, load_s=load_s, compile_s=float(np.median(built)) if built else default.compile_s)
 
 
 def probed_uri(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, precision: str) -> str:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.budget import GraphBudget
+from compile.costs import CostModel
 from compile.drift import Drift, measure_drift
+from compile.memory import graph_bytes
 from compile.planner import make_plan, plan_shapes, powers_of_two
-from compile.shapes import ShapePlan
+from compile.shapes import Shape, ShapePlan
 from pipeline.context import Context
 from pipeline.digests import digest
+from pipeline.errors import JobError
+from pipeline.models import job_model
 from pipeline.toolchain import Toolchain
-
-_COMPILE_SECONDS = 1.0
-"""Of one shape, while no artifact of the model tells: what a CPU takes."""
 
 
 def plan_uri(context: Context, toolchain: Toolchain) -> str:
@@ -32,8 +34,8 @@ def plan_uri(context: Context, toolchain: Toolchain) -> str:
         "max_graphs": job.max_graphs,
         "max_length": job.max_length,
     }
-    if job.new_tokens:
-        identity["new_tokens"] = job.new_tokens
+    optional = {"new_tokens": job.new_tokens, "memory_mb": job.max_memory_mb, "compile_s": job.max_compile_seconds}
+    identity |= {name: value for name, value in optional.items() if value}
     return context.layout.shape_plan(digest(identity))
 
 
@@ -90,21 +92,43 @@ def _new_plan(context: Context, toolchain: Toolchain, counts: NDArray[np.int64])
         return make_plan(job.shapes, costs)
     if not counts.any():
         return powers_of_two(job.max_length, costs)
-    candidates = toolchain.target.candidates(job.max_length)
-    loading = dict.fromkeys(candidates, costs.load_s)
-    return plan_shapes(counts, costs, candidates, job.max_graphs, job.max_length, fixed_seconds=loading)
+    return _planned(context, toolchain, counts, costs, compiled=())
+
+
+def affordable(context: Context, toolchain: Toolchain, costs: CostModel) -> tuple[Sequence[Shape], int]:
+    """The candidates that fit into the job's memory, and how many graphs it may have. Raises JobError for none."""
+    job, model_dir = context.job, job_model(context)[0]
+    budget = GraphBudget(job.max_graphs, job.max_memory_mb and job.max_memory_mb << 20, job.max_compile_seconds)
+    try:
+        candidates = budget.fitting(
+            toolchain.target.candidates(job.max_length),
+            lambda shape: graph_bytes(model_dir, shape, toolchain.precision, job.new_tokens),
+            job.max_length,
+        )
+        return candidates, budget.affordable_graphs(costs.compile_s)
+    except ValueError as error:
+        raise JobError(f"shapes: auto: {error}") from error
+
+
+def _planned(
+    context: Context, toolchain: Toolchain, counts: NDArray[np.int64], costs: CostModel, compiled: Sequence[Shape]
+) -> ShapePlan:
+    """The cheapest plan within the job's budget. Each graph pays for being loaded every night, and for its compiling.
+
+    That is spread over the nights that the job names; shapes that are `compiled` have paid. Raises JobError.
+    """
+    job = context.job
+    candidates, graphs = affordable(context, toolchain, costs)
+    price = costs.compile_s / job.amortise_nights
+    fixed = {shape: costs.load_s + (0.0 if shape in compiled else price) for shape in candidates}
+    return plan_shapes(counts, costs, candidates, graphs, job.max_length, fixed_seconds=fixed)
 
 
 def _drift(context: Context, toolchain: Toolchain, frozen: ShapePlan, counts: NDArray[np.int64]) -> Drift:
     """A new plan pays for each shape that it would have to compile, spread over the nights that the job names."""
-    job, costs = context.job, toolchain.costs()
-    built = [item.compile_seconds for item in toolchain.store.list() if item.spec.target == toolchain.target.name]
-    compile_seconds = statistics.median(built) if built else _COMPILE_SECONDS
-    candidates = toolchain.target.candidates(job.max_length)
-    price = compile_seconds / job.amortise_nights
-    fixed = {shape: costs.load_s + (price if shape not in frozen.shapes else 0.0) for shape in candidates}
-    best = plan_shapes(counts, costs, candidates, job.max_graphs, job.max_length, fixed_seconds=fixed)
-    return measure_drift(frozen, best, counts, costs, compile_seconds, job.amortise_nights, costs.load_s)
+    costs = toolchain.costs()
+    best = _planned(context, toolchain, counts, costs, frozen.shapes)
+    return measure_drift(frozen, best, counts, costs, costs.compile_s, context.job.amortise_nights, costs.load_s)
 
 
 def _pays(context: Context, drift: Drift) -> bool:

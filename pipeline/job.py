@@ -212,6 +212,8 @@ class Job(_Strict):
         (), description="auto, or [16x128, ...]"
     )
     max_graphs: int = Field(16, strict=True, ge=1, le=64, description="most shapes that shapes: auto may plan")
+    max_memory_mb: int | None = Field(None, strict=True, ge=1, description="MiB that one graph may take, estimated")
+    max_compile_seconds: float | None = Field(None, gt=0, allow_inf_nan=False, description="of all graphs of a plan")
     max_length: int = Field(512, strict=True, ge=1, description="tokens a row may have")
     truncation: Literal["reject", "head", "tail", "head_tail"] = "reject"
     reject_budget: RejectBudget = Field(default_factory=lambda: RejectBudget.model_validate({}))

@@ -50,7 +50,7 @@ def _from_store(objects: Objects, prefix: str, cache_dir: Path) -> Path:
     for info in files:
         path = folder / info.uri[len(prefix) :]
         if not path.is_file() or path.stat().st_size != info.size_bytes:
-            objects.download(info.uri, path)
+            objects.download_pinned(info, path)
     return folder
 
 

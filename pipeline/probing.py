@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compile.batches import TokenRow
 from pipeline.context import Context
-from pipeline.frozen_plan import read_frozen_plan
+from pipeline.frozen_plan import affordable, read_frozen_plan
 from pipeline.tokenized import SplitCounts, read_block
 from pipeline.toolchain import Toolchain
 from pipeline.workloads import load_workload
@@ -32,6 +32,7 @@ def probe(
 ) -> None:
     """Measure, unless it was done before or there is no row to measure with; the costs lie beside the artifacts."""
     if wants_probe(context, toolchain):
+        affordable(context, toolchain, toolchain.costs())  # or no plan could be made of what is measured
         workload = load_workload(context.job.task)
         workload.probe(context, toolchain, model_dir, lambda: spread_rows(context, tokens_uri, splits))
 

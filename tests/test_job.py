@@ -21,8 +21,9 @@ MINIMAL: dict[str, Any] = {
 }
 TOP_LEVEL_KEYS = (
     "name, description, schedule, timezone, start_date, queue, compile_queue, task, generate, target, precision, "
-    "neuron, model, input, shapes, max_graphs, max_length, truncation, reject_budget, workers, compile, parity, "
-    "replan, amortise_nights, artifacts, output, price_per_hour"
+    "neuron, model, input, shapes, max_graphs, max_memory_mb, max_compile_seconds, "
+    "max_length, truncation, reject_budget, workers, compile, parity, replan, amortise_nights, artifacts, output, "
+    "price_per_hour"
 )
 TYPES = "'string', 'bool', 'int32', 'int64', 'float', 'double', 'date' or 'timestamp'"
 CRON = (

@@ -102,7 +102,14 @@ def test_copy_delete_upload_and_download(objects: Objects, base: str, tmp_path: 
     assert objects.get(f"{base}/deep/y") == b"data"
     objects.download(f"{base}/x", tmp_path / "new" / "x")
     assert (tmp_path / "new" / "x").read_bytes() == b"data"
+    listed = objects.head(f"{base}/x")
+    objects.download_pinned(listed, tmp_path / "new" / "x")
+    assert (tmp_path / "new" / "x").read_bytes() == b"data"
+    objects.put(f"{base}/x", b"DATA")
+    with pytest.raises(StorageError, match="changed"):
+        objects.download_pinned(listed, tmp_path / "new" / "x")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x"], "no temporary file is left"
+    assert (tmp_path / "new" / "x").read_bytes() == b"data", "a version that was not asked for replaces nothing"
     assert objects.upload_new(tmp_path / "new" / "x", f"{base}/up")
     (tmp_path / "new" / "x").write_bytes(b"other")
     assert not objects.upload_new(tmp_path / "new" / "x", f"{base}/up")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
@@ -12,6 +16,9 @@ from pipeline.errors import StorageError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+
+_COPIED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +114,19 @@ class Objects:
         return self._backend(uri).upload_new(path, uri)
 
     def download(self, uri: str, path: Path) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with _writing(path):
             self._backend(uri).download(uri, path)
-        except FileNotFoundError:
-            raise
-        except OSError as error:  # of the local disk: what a store raises is a StorageError already
-            raise StorageError(
-                f"{path}: cannot be written: {error.strerror or error}; check the folder, its permissions and the space"
-            ) from error
+
+    def download_pinned(self, info: ObjectInfo, path: Path) -> None:
+        """As `download`, of the version that was listed. Raises StorageError when it was replaced since."""
+        temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+        with _writing(path):
+            try:
+                with self.open(info) as source, temporary.open("wb") as file:
+                    shutil.copyfileobj(source, file, _COPIED_BYTES)
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def copy(self, source: str, destination: str) -> None:
         """Atomic copy within one store."""
@@ -137,6 +148,20 @@ class Objects:
         reader = io.BufferedReader(RangeReader(self, info), buffer_size=4 << 20)
         reader.seek(start)
         return reader
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Make the folder; errors of the local disk as StorageError, which those of a store are already."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be written: {error.strerror or error}; check the folder, its permissions and the space"
+        ) from error
 
 
 class RangeReader(io.RawIOBase):
