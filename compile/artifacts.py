@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from compile.blobs import Blobs
@@ -109,7 +109,7 @@ class Manifest:
 
     spec: ArtifactSpec
     files: dict[str, ArtifactFile]
-    """File name -> content."""
+    """File name, with `/` for files in folders -> content."""
     compile_seconds: float
     timing: BatchTiming | None
     parity: ParityRecord | None
@@ -152,7 +152,7 @@ class Manifest:
     def from_json(cls, data: dict[str, Any]) -> Manifest:
         return cls(
             spec=ArtifactSpec.from_json(data["spec"]),
-            files={name: ArtifactFile(**file) for name, file in data["files"].items()},
+            files={_within(name): ArtifactFile(**file) for name, file in data["files"].items()},
             compile_seconds=float(data["compile_seconds"]),
             timing=BatchTiming(**data["timing"]) if data["timing"] else None,
             parity=ParityRecord.from_json(data["parity"]) if data["parity"] else None,
@@ -231,7 +231,7 @@ class ArtifactStore:
         """Store a directory's files, then its manifest, once. Who comes second gets the first one's manifest."""
         manifest = Manifest(
             spec=spec,
-            files={path.name: artifact_file(path) for path in sorted(directory.iterdir())},
+            files=artifact_files(directory),
             compile_seconds=compile_seconds,
             timing=timing,
             parity=parity,
@@ -309,9 +309,20 @@ class ArtifactStore:
         return f"{self.uri}/blobs/{sha256}"
 
 
-def artifact_file(path: Path) -> ArtifactFile:
-    """Digest and size of a file."""
-    return ArtifactFile(sha256=file_digest(path), size_bytes=path.stat().st_size)
+def artifact_files(directory: Path) -> dict[str, ArtifactFile]:
+    """Digest and size of every file below a directory, by its path from there; empty folders do not count."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {
+        path.relative_to(directory).as_posix(): ArtifactFile(file_digest(path), path.stat().st_size) for path in paths
+    }
+
+
+def _within(name: str) -> str:
+    """A file's name in an artifact. Raises ValueError for one that would lie outside of it."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or name == ".":
+        raise ValueError(f"file name {name!r} does not lie within the artifact")
+    return name
 
 
 def _title(spec: ArtifactSpec) -> str:

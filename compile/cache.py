@@ -34,7 +34,7 @@ class DiskCache:
 
     @contextlib.contextmanager
     def directory(self, files: Mapping[str, tuple[str, int]]) -> Iterator[Path]:
-        """A directory that holds `files` (name -> sha256, size in bytes) for as long as the context lasts.
+        """A directory that holds `files` (name, `/` for folders -> sha256, size in bytes) while the context lasts.
 
         Raises ArtifactError when the store has lost a blob or has other bytes under its digest.
         """
@@ -43,7 +43,9 @@ class DiskCache:
         lock, private = _private_directory(self._loads)
         try:
             for name, (sha256, size_bytes) in files.items():
-                self._place(sha256, size_bytes, private / name)
+                path = private / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._place(sha256, size_bytes, path)
             yield private
         finally:
             shutil.rmtree(private, ignore_errors=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compile.artifacts import ArtifactFile, ArtifactSpec, ArtifactStore, artifact_file
+from compile.artifacts import ArtifactFile, ArtifactSpec, ArtifactStore, artifact_files
 from compile.errors import ArtifactError
 from compile.shapes import canonical_json
 from compile.targets import AnyTarget, EncoderBatch
@@ -36,7 +36,7 @@ def converted_model(
         return fetched
     if not store.blobs.exists(uri):
         made = target.prepare(model_dir, work_dir, spec.precision, calibration)
-        files = {path.name: artifact_file(path) for path in sorted(made.iterdir())}
+        files = artifact_files(made)
         for name, file in files.items():
             store.upload_blob(made / name, file.sha256)
         store.blobs.put_new(uri, canonical_json({name: [file.sha256, file.size_bytes] for name, file in files.items()}))

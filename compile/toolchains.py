@@ -8,14 +8,18 @@ BUILT_IN = {
     "openvino": "compile.targets.openvino",
     "torch": "compile.targets.torch",
     "onnxruntime": "compile.targets.onnxruntime",
+    "neuron": "compile.targets.neuron",
 }
-"""Name in a job file -> module with a `target` attribute. A target's heavy imports stay inside its functions."""
+"""Name in a job file -> module with a `target` attribute, or with `make(settings)` where a job has settings for it.
+
+A target's heavy imports stay inside its functions.
+"""
 DECODERS = {
     "torch": "compile.targets.torch_decoder",
     "openvino": "compile.targets.openvino_decoder",
     "openvino-slots": "compile.targets.openvino_slots",
 }
-"""Those that generate: name in a job file -> module with a `make(new_tokens)` function."""
+"""Those that generate: name in a job file -> module with `make(new_tokens)`, or `make(new_tokens, settings)`."""
 ENTRY_POINT_GROUP = "lengthwise.targets"
 """A package adds a target by an entry point in this group: `name = module`, with the same attribute."""
 

@@ -14,6 +14,7 @@ import pydantic
 import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
+from compile.neuron_settings import NeuronSettings
 from compile.shapes import Shape
 from compile.toolchains import decoder_module, target_module
 from pipeline import job_values
@@ -238,8 +239,7 @@ class Job(_Strict):
                 f"shapes: the longest has {self.shapes[-1].length} tokens but max_length is {self.max_length}; "
                 f"add a shape of that length or lower max_length"
             )
-        if self.neuron is not None and self.target != "neuron":
-            raise ValueError("neuron: only for target: neuron; remove it, or set the target")
+        self._check_neuron()
         if self.task == "generate":
             self._check_generate()
             return self
@@ -249,6 +249,19 @@ class Job(_Strict):
         if self.input.messages is not None:
             raise ValueError("input.messages: only for task: generate; use text or template")
         return self
+
+    def _check_neuron(self) -> None:
+        """Raises ValueError for settings of another target or task, and for those that contradict the precision."""
+        if self.neuron is None:
+            return
+        if self.target != "neuron":
+            raise ValueError("neuron: only for target: neuron; remove it, or set the target")
+        foreign = self.neuron.of_decoders() if self.task == "classify" else []
+        if foreign:
+            raise ValueError(f"neuron.{foreign[0]}: only for task: generate; an encoder runs on one core; remove it")
+        contradiction = self.neuron.settings().contradiction(self.precision)
+        if contradiction:
+            raise ValueError(f"neuron: {contradiction}")
 
     def _check_generate(self) -> None:
         """Raises ValueError for what belongs to other tasks, and for what this one lacks."""
@@ -276,6 +289,13 @@ class Job(_Strict):
         return self.generate.max_new_tokens if self.generate else 0
 
     @property
+    def neuron_settings(self) -> NeuronSettings | None:
+        """What the target `neuron` is asked for; None with any other target."""
+        if self.target != "neuron":
+            return None
+        return (self.neuron or Neuron.model_validate({})).settings()
+
+    @property
     def samples(self) -> int:
         """Output rows of one input row."""
         return self.generate.samples if self.generate else 1
@@ -285,7 +305,7 @@ class Job(_Strict):
         relevant = {"task", "target", "max_length", "truncation", "generate"}
         fields: dict[str, Any] = self.model_dump(mode="json", include=relevant)
         if self.neuron is not None:
-            fields["neuron"] = self.neuron.model_dump(mode="json", exclude={"cores"})
+            fields["neuron"] = self.neuron.output_fields()
         fields["input"] = self.input.model_dump(mode="json", exclude={"when_missing"})
         fields["all_scores"] = self.output.all_scores
         fields["table"] = self.output.table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -19,7 +19,8 @@ class Neuron(pydantic.BaseModel):
     auto_cast: AutoCast | None = Field(None, description="which operations leave fp32; default: as precision says")
     auto_cast_type: AutoCastType | None = Field(None, description="what they are cast to")
     optlevel: Literal["1", "2", "3"] = Field("2", description="of the compiler: 1 compiles fastest, 3 runs fastest")
-    inline_weights_to_neff: bool = True
+    inline_weights_to_neff: bool = Field(True, description="false: weights lie beside the compiled graph")
+    compile_timeout_minutes: float = Field(60, strict=True, gt=0, allow_inf_nan=False, description="for one graph")
     cores: Literal["throughput", "latency"] = Field(
         "throughput", description="one copy per core, or one copy over tensor_parallel_size cores"
     )
@@ -28,4 +29,14 @@ class Neuron(pydantic.BaseModel):
 
     def settings(self) -> NeuronSettings:
         """What of it reaches the targets."""
-        return NeuronSettings(**self.model_dump(exclude={"cores"}))
+        given = self.model_dump(exclude={"cores", "compile_timeout_minutes"})
+        return NeuronSettings(**given, compile_timeout_s=self.compile_timeout_minutes * 60)
+
+    def output_fields(self) -> dict[str, Any]:
+        """What of it can change an output byte."""
+        return self.model_dump(mode="json", exclude={"cores", "compile_timeout_minutes"})
+
+    def of_decoders(self) -> list[str]:
+        """Settings that were changed and mean nothing for an encoder, which runs on one core."""
+        names = ("cores", "tensor_parallel_size", "on_device_sampling")
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]

@@ -22,6 +22,7 @@ PARSED_BY_AIRFLOW = [
     "pipeline/job_folder.py",
     "pipeline/job.py",
     "pipeline/job_generate.py",
+    "pipeline/job_neuron.py",
     "pipeline/job_values.py",
     "pipeline/errors.py",
 ]

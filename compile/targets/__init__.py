@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compile.errors import ShapeMismatch
+from compile.neuron_settings import NeuronSettings
 from compile.shapes import Shape
 from compile.toolchains import target_module
 
@@ -87,6 +88,19 @@ class AnyTarget(Protocol[Loaded]):
         """Load without compiling. Raises ArtifactError when the files do not fit this machine or version."""
 
 
+@runtime_checkable
+class CompilesElsewhere(Protocol):
+    """Of targets that also compile on hosts without the device; their artifacts are then proven later, on one."""
+
+    def without_device(self) -> str | None:
+        """Why what is compiled in this process cannot run in it, in a sentence; None when it can."""
+
+
+def without_device(target: object) -> str | None:
+    """Why this process can compile for a target and not execute, in a sentence; None when it can do both."""
+    return target.without_device() if isinstance(target, CompilesElsewhere) else None
+
+
 class Target(AnyTarget[Executable], Protocol):
     """A toolchain for encoders: one execution maps a padded batch to logits."""
 
@@ -99,7 +113,8 @@ def check_shape(batch: EncoderBatch, shape: Shape) -> None:
             raise ShapeMismatch(f"{name} has shape {found}; this graph was compiled for {shape} and takes nothing else")
 
 
-def load_target(name: str) -> Target:
-    """The target of that name. Raises ValueError that lists the valid names."""
-    target: Target = importlib.import_module(target_module(name)).target
+def load_target(name: str, settings: NeuronSettings | None = None) -> Target:
+    """The target of that name, with a job's settings where it has any. Raises ValueError that lists the valid names."""
+    module = importlib.import_module(target_module(name))
+    target: Target = module.make(settings or NeuronSettings()) if hasattr(module, "make") else module.target
     return target

@@ -13,6 +13,7 @@ from compile.errors import ShapeMismatch
 from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.slots import SlotGrid
+from compile.neuron_settings import NeuronSettings
 from compile.shapes import Shape
 from compile.targets import AnyTarget
 from compile.toolchains import decoder_module
@@ -63,9 +64,13 @@ class DecoderTarget(AnyTarget[StaticDecoder | Generator], Protocol):
         """Which of these settings it does not have, in a sentence; None when it has all."""
 
 
-def load_decoder_target(name: str, new_tokens: int) -> DecoderTarget:
-    """The target of that name for texts of up to `new_tokens`. Raises ValueError that lists the valid names."""
-    target: DecoderTarget = importlib.import_module(decoder_module(name)).make(new_tokens)
+def load_decoder_target(name: str, new_tokens: int, settings: NeuronSettings | None = None) -> DecoderTarget:
+    """The target of that name for texts of up to `new_tokens`, with a job's settings where it has any.
+
+    Raises ValueError that lists the valid names.
+    """
+    make = importlib.import_module(decoder_module(name)).make
+    target: DecoderTarget = make(new_tokens) if settings is None else make(new_tokens, settings)
     return target
 
 

@@ -51,8 +51,15 @@ def cpu_candidates(max_length: int) -> list[Shape]:
 def load_encoder(model_dir: Path, precision: str = "fp32") -> Any:
     """A torch.nn.Module in eval mode, on one thread: forward(input_ids, attention_mask[, token_type_ids]) -> logits.
 
-    Inputs are int64 (batch, length), logits (batch, labels). Raises ModelError when weights are missing: transformers
-    would fill them with random numbers and only warn.
+    Inputs are int64 (batch, length), logits (batch, labels). Raises ModelError as `load_classifier` does.
+    """
+    return _logits_module(load_classifier(model_dir, precision), input_names(model_dir))
+
+
+def load_classifier(model_dir: Path, precision: str = "fp32") -> Any:
+    """The transformers model in eval mode, on one thread.
+
+    Raises ModelError when weights are missing: transformers would fill them with random numbers and only warn.
     """
     import safetensors
     import torch
@@ -76,7 +83,7 @@ def load_encoder(model_dir: Path, precision: str = "fp32") -> Any:
         raise ModelError(f"{model_dir} cannot be loaded as a sequence classifier: {error}") from error
     if report["missing_keys"]:
         raise ModelError(f"{model_dir} has no weights for: {', '.join(sorted(report['missing_keys'])[:8])}")
-    return _logits_module(model.eval(), input_names(model_dir))
+    return model.eval()
 
 
 def example_inputs(names: tuple[str, ...], batch: int = 2, length: int = 16) -> dict[str, Any]:

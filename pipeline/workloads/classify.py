@@ -36,7 +36,7 @@ class Classify:
         return read_model(folder)
 
     def target(self, job: Job) -> Target:
-        return load_target(job.target)
+        return load_target(job.target, job.neuron_settings)
 
     def prompt_identity(self, context: Context) -> Any:
         del context

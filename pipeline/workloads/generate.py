@@ -57,7 +57,7 @@ class Generate:
         return model
 
     def target(self, job: Job) -> DecoderTarget:
-        return load_decoder_target(job.target, job.new_tokens)
+        return load_decoder_target(job.target, job.new_tokens, job.neuron_settings)
 
     def prompt_identity(self, context: Context) -> Any:
         settings = _settings(context.job)

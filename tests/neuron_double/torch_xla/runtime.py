@@ -1,0 +1,1 @@
+"""TEST DOUBLE of torch_xla: names only."""

@@ -1,0 +1,61 @@
+"""The test double of the Neuron SDK in child processes, or in this one for a while and then gone without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+DOUBLE = Path(__file__).parent / "neuron_double"
+INF2 = "inf2.xlarge:1"
+"""One device with two cores."""
+_PACKAGES = (
+    "optimum", "torch_neuronx", "neuronxcc", "libneuronxla", "torch_xla", "neuronx_distributed",
+    "sdk_double", "graph_operations", "simulated_host",
+)  # fmt: skip
+"""Of the double, and what decides at its import whether there is an SDK."""
+
+
+def double_environment(host: str | None = INF2, **settings: str | Path) -> dict[str, str]:
+    """Variables for a child process: the double on its path, and NEURON_DOUBLE_<NAME> for each setting in capitals."""
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != str(DOUBLE)]
+    variables = {f"NEURON_DOUBLE_{name.upper()}": str(value) for name, value in settings.items()}
+    return {
+        "PYTHONPATH": os.pathsep.join([str(DOUBLE), *given]),
+        "HF_HUB_OFFLINE": "1",
+        "NEURON_DOUBLE_HOST": host or "",
+        **variables,
+    }
+
+
+@contextmanager
+def neuron_double(host: str | None = INF2, **settings: str | Path) -> Iterator[None]:
+    """The double in this process and its children; afterwards modules, path and environment are what they were."""
+    environment, path = dict(os.environ), list(sys.path)
+    before = _taken_modules()
+    os.environ.update(double_environment(host, **settings))
+    sys.path.insert(0, str(DOUBLE))
+    try:
+        yield
+    finally:
+        _taken_modules()
+        sys.modules.update(before)
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def events(log: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """What the double was asked for, in order: lines of NEURON_DOUBLE_LOG."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [line for line in lines if event in (None, line["event"])]
+
+
+def _taken_modules() -> dict[str, Any]:
+    """Remove and return the modules that look at the SDK or are it."""
+    names = [name for name in sys.modules if name.split(".")[0] in _PACKAGES]
+    return {name: sys.modules.pop(name) for name in names}
