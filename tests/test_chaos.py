@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from chaos_run import Campaign
 
 from demo.servers.seaweed import S3Endpoint
@@ -12,6 +13,7 @@ QUICK = {"local": 12, "s3": 8}
 """Kind of trial -> kills."""
 
 
+@pytest.mark.timeout(900)  # every kill costs some processes their start, many of them on a slow machine
 def test_twenty_kills_lose_and_double_nothing(tmp_path: Path, tiny_model: Path, s3: S3Endpoint) -> None:
     found = Campaign(tmp_path, tiny_model, {"local": str(tmp_path), "s3": f"s3://{s3.bucket}/chaos"})
     found.prepare([*QUICK])
