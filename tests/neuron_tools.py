@@ -15,7 +15,7 @@ INF2 = "inf2.xlarge:1"
 """One device with two cores."""
 _PACKAGES = (
     "optimum", "torch_neuronx", "neuronxcc", "libneuronxla", "torch_xla", "neuronx_distributed",
-    "sdk_double", "graph_operations", "simulated_host",
+    "sdk_double", "graph_operations", "simulated_host", "decoder_operations",
 )  # fmt: skip
 """Of the double, and what decides at its import whether there is an SDK."""
 

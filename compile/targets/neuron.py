@@ -130,7 +130,7 @@ class NeuronTarget:
         try:
             model = NeuronModelForSequenceClassification.from_pretrained(artifact_dir, local_files_only=True)
         except Exception as error:  # whatever the package, TorchScript or the runtime say
-            raise _load_error(shape, error) from error
+            raise load_error(shape, error) from error
         return NeuronExecutable(shape, model)
 
     def check_export(self, directory: Path, shape: Shape, precision: str) -> None:
@@ -168,7 +168,7 @@ def registered_inputs() -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(names, ())
 
 
-def _load_error(shape: Shape, error: Exception) -> Exception:
+def load_error(shape: Shape, error: Exception) -> Exception:
     text = " ".join(str(error).split())
     if any(words in text for words in NO_MEMORY):
         return TargetUnavailable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def guarded(inner: Any, example: tuple[torch.Tensor, ...]) -> Any:
 
 def run_compiler(compiler_args: str | list[str] | None, shape: str) -> None:
     """Count a compilation; where the environment asks for a fault, a real process `neuronx-cc` has it."""
-    arguments = compiler_args.split() if isinstance(compiler_args, str) else list(compiler_args or ())
+    arguments = shlex.split(compiler_args) if isinstance(compiler_args, str) else list(compiler_args or ())
     sdk_double.compiler_flags(arguments)
     sdk_double.log("compile", shape=shape, arguments=arguments)
     if not sdk_double.fault("COMPILE", shape):
