@@ -100,6 +100,27 @@ def test_what_optimum_neuron_would_cut_or_overrun_silently_is_refused(
         assert torch.equal(graphs._model(long, *rest), graphs._model(other, *rest))
 
 
+def test_the_double_takes_the_shapes_and_types_that_it_compiled_and_no_others(on_host: Path) -> None:
+    import torch
+
+    raw = HOST.load(on_host, SHAPE, "fp32")._graphs._model._traced_model
+    params = torch.ones(3, 3)
+    slots = torch.arange(3, dtype=torch.int32)
+    for rows, columns in ((3, 2), (1, 19), (2, 1), (1, 1)):
+        ids = torch.zeros(rows, columns, dtype=torch.int32)
+        with pytest.raises(torch.jit.Error, match="no graph was compiled for input_ids"):
+            raw(ids, ids, slots[:rows], params[:rows])
+    good = torch.zeros(3, 1, dtype=torch.int32)
+    assert raw(good, good, slots, params).shape == (3, 1, 320)
+    for inputs in (
+        (good.long(), good, slots, params),
+        (good, good, slots[:2], params),
+        (good, good, slots, params[:1]),
+    ):
+        with pytest.raises(RuntimeError, match=r"the graph takes .* and nothing else, not"):
+            raw(*inputs)
+
+
 def poisoned(artifact: Path, folder: Path, token: int) -> Path:
     """A copy whose embedding of one token is NaN, as after a bit flip in the device's memory."""
     import torch

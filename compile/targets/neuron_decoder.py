@@ -13,6 +13,7 @@ the job limit a plan further.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,7 +36,7 @@ from compile.targets.neuron_compiler import run_export
 from compile.targets.neuron_decoder_export import DecoderExport
 from compile.targets.neuron_engine import MAX_TOP_K, NeuronEngine, unsupported
 from compile.targets.neuron_graphs import NeuronGraphs
-from compile.targets.neuron_host import missing_sdk, sdk_versions
+from compile.targets.neuron_host import INSTALL, missing_sdk, sdk_versions
 from compile.targets.neuron_models import check_architecture, check_memory, check_sizes, check_vocabulary
 from compile.targets.neuron_slots import NeuronSlots
 
@@ -62,7 +63,10 @@ class NeuronDecoderTarget:
         return not self.settings.on_device_sampling
 
     def unavailable(self) -> str | None:
-        return missing_sdk()
+        lacking = missing_sdk()
+        if lacking is None and importlib.util.find_spec("neuronx_distributed") is None:
+            return f"the package neuronx-distributed is not installed, which decoders need; {INSTALL}"
+        return lacking
 
     def without_device(self) -> str | None:
         """Why what is compiled here cannot run here, in a sentence; None when it can."""

@@ -67,12 +67,12 @@ class NeuronGraphs:
                     *(torch.from_numpy(part.astype(np.int32)) for part in (ids, positions, slots)),
                     sampling_params=torch.tensor([params] * len(ids), dtype=torch.float32),
                 )
-        except RuntimeError as error:
+        except (RuntimeError, torch.jit.Error) as error:  # the second is what TorchScript itself raises
             raise DeviceError(f"neuron: {self.grid}: {_cause(error)}") from error
         return np.asarray(found.numpy())
 
 
-def _cause(error: RuntimeError) -> str:
+def _cause(error: Exception) -> str:
     """What the runtime says, without TorchScript's listings before it and Python's after it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if "Error: " in line] or lines[-1:]
