@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from compile.compilations import count_calls, record_compilation
+from compile.costs import DECODER_GRAPHS
 from compile.errors import ArtifactError, CompileError, ModelError, TargetUnavailable
 from compile.generation.requests import TextRules
 from compile.generation.sampling import Sampling
@@ -136,7 +137,7 @@ class NeuronDecoderTarget:
         record_compilation()
         request = asdict(self.wanted(prepared_dir.resolve(), shape, precision, out_dir.resolve()))
         title, module = f"neuron: {shape} {precision}", "compile.targets.neuron_decoder_export"
-        run_export(module, request, out_dir, title, self.settings.compile_timeout_s)
+        run_export(module, request, out_dir, title, self.settings.compile_timeout_s * DECODER_GRAPHS)
         for pattern in TOKENIZER:
             for path in prepared_dir.glob(pattern):
                 shutil.copyfile(path, out_dir / path.name)
