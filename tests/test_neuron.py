@@ -22,6 +22,7 @@ from compile.neuron_settings import NeuronSettings
 from compile.parity import TOLERANCES
 from compile.shapes import Shape
 from compile.targets import load_target, without_device
+from compile.targets.encoders import load_encoder
 
 SHAPE = Shape(length=16, batch=4)
 
@@ -280,3 +281,41 @@ def test_optimum_neuron_itself_loads_an_artifact_from_the_store(
         loaded = NeuronModelForSequenceClassification.from_pretrained(folder)
     assert loaded.input_static_shapes["input_ids"] == (4, 16)
     assert loaded.config.id2label == {0: "label-0", 1: "label-1", 2: "label-2"}
+
+
+def test_an_artifact_is_a_model_of_optimum_neurons_pipeline(exported: Path, tiny_model: Path) -> None:
+    import torch
+    from optimum.neuron import pipeline
+    from transformers import AutoTokenizer
+
+    texts = ["the quick brown fox", "a good movie and a bad movie"]
+    found = pipeline("text-classification", model=str(exported))(texts)
+    tokenizer, network = AutoTokenizer.from_pretrained(tiny_model), load_encoder(tiny_model)
+    for each, text in zip(found, texts, strict=True):
+        inputs = tokenizer(text, return_tensors="pt")
+        with torch.inference_mode():
+            names = ("input_ids", "attention_mask", "token_type_ids")
+            scores = network(**{name: inputs[name] for name in names}).softmax(-1)[0]
+        assert each["label"] == f"label-{int(scores.argmax())}"
+        assert each["score"] == pytest.approx(float(scores.max()), abs=1e-5)
+
+
+def test_the_doctor_says_what_this_host_can_do_and_that_it_is_the_double() -> None:
+    from rich.console import Console
+
+    from pipeline.doctor import examine
+    from pipeline.render import doctor_view
+
+    def neuron(found: dict) -> dict:
+        return next(target for target in found["targets"] if target["name"] == "neuron")
+
+    found = examine()
+    assert neuron(found)["compile_only"] is None
+    assert neuron(found)["double"]
+    console = Console(width=200, record=True)
+    console.print(doctor_view(found))
+    text = console.export_text()
+    assert "test double of the SDK" in text
+    assert "Inf1" in text
+    with neuron_double(None):
+        assert "no Neuron device" in neuron(examine())["compile_only"]

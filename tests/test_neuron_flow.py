@@ -82,7 +82,7 @@ def test_what_optimum_cli_exports_is_adopted_and_an_artifact_is_exported(tmp_pat
     optimum_cli = [str(Path(sys.executable).parent / "optimum-cli"), "export", "neuron", "--model", str(tiny_model)]
     options = [
         "--task", "text-classification", "--batch_size", "8", "--sequence_length", "96", "--instance_type", "inf2",
-        "--auto_cast", "matmul", "--auto_cast_type", "bf16", "--disable-neuron-cache", "--disable-validation",
+        "--auto_cast", "matmul", "--auto_cast_type", "bf16", "--disable_neuron_cache", "--disable-validation",
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # it starts `python3`
     subprocess.run([*optimum_cli, *options, str(folder)], env={**home.environment, "PATH": path}, check=True)
