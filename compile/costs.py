@@ -43,19 +43,33 @@ DEFAULTS = {
     "openvino": Coefficients(6e-4, 4.9e-5, 4.4e-8),
     "onnxruntime": Coefficients(6e-4, 1.1e-4, 1.9e-7),
     "torch": Coefficients(3e-3, 2.1e-4, 1.7e-7),
+    "neuron": Coefficients(2.9e-4, 5.4e-6, 1.2e-9),
 }
-"""Of a 6-layer encoder of width 384 on a server core of 2024. Their ratios choose a first plan; builds then measure."""
+"""Of a 6-layer encoder of width 384 on a server core of 2024. Their ratios choose a first plan; builds then measure.
+
+neuron: of bert-base in bf16 on one NeuronCore-v2, from rates that AWS publishes for inf2.xlarge (length 128, batches 1
+and 8); attention's share from the number of multiplications. Nobody here has measured it.
+"""
 
 DECODER_DEFAULTS = {
+    "neuron": Coefficients(2e-3, 1e-5, 1e-9),
     "openvino": Coefficients(2e-2, 4e-4, 2e-8),
     "torch": Coefficients(6e-2, 2e-3, 1e-7),
 }
-"""Of a 30-layer decoder of width 576, likewise; `per_batch` is of each decode step, which reads all weights."""
+"""Of a 30-layer decoder of width 576, likewise; `per_batch` is of each decode step, which reads all weights.
+
+Of neuron from the memory bandwidth and peak rate that AWS publishes for a NeuronCore, not from any measurement.
+"""
 
 
 CPU_COMPILE_S = 1.0
 COMPILE_S = {"neuron": 120.0}
 """Seconds of compiling one graph, while no artifact tells, of targets other than a CPU's."""
+DECODER_GRAPHS = 2
+"""Prefill and decode."""
+CPU_LOAD_S = 0.1
+LOAD_S = {"neuron": 10.0}
+"""Seconds of loading an artifact, likewise: weights go to the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +78,10 @@ class CostModel:
 
     fitted: Coefficients
     measured: Mapping[Shape, float] = field(default_factory=dict)
-    load_s: float = 0.1
+    load_s: float = CPU_LOAD_S
     """Seconds in which a worker loads one shape: the price of one more graph in a plan."""
     compile_s: float = CPU_COMPILE_S
-    """Seconds in which one graph compiles: the median of what was built for this target."""
+    """Seconds in which one artifact compiles: the median of what was built for this target and kind of model."""
     new_tokens: int = 0
     """Of decoders: an execution then is a full set of slots, from their prompts to their last tokens."""
 
@@ -79,11 +93,12 @@ class CostModel:
 
 def default_costs(target_name: str, new_tokens: int = 0) -> CostModel:
     """Costs for planning when nothing was measured yet; an unknown target gets those of `openvino`."""
-    compile_s = COMPILE_S.get(target_name, CPU_COMPILE_S)
+    compile_s, load_s = COMPILE_S.get(target_name, CPU_COMPILE_S), LOAD_S.get(target_name, CPU_LOAD_S)
     if not new_tokens:
-        return CostModel(DEFAULTS.get(target_name, DEFAULTS["openvino"]), compile_s=compile_s)
+        return CostModel(DEFAULTS.get(target_name, DEFAULTS["openvino"]), {}, load_s, compile_s)
     found = DECODER_DEFAULTS.get(target_name, DECODER_DEFAULTS["openvino"])
-    return CostModel(replace(found, per_batch=found.per_batch * new_tokens), compile_s=compile_s, new_tokens=new_tokens)
+    steps = replace(found, per_batch=found.per_batch * new_tokens)
+    return CostModel(steps, {}, load_s, compile_s * DECODER_GRAPHS, new_tokens)
 
 
 def fit_costs(measured: Mapping[Shape, float], default: Coefficients, new_tokens: int = 0) -> CostModel:
@@ -110,16 +125,18 @@ def job_costs(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, pr
     built: list[float] = []
     for manifest in store.list():
         spec = manifest.spec
-        if spec.target == target.name:
-            built.append(manifest.compile_seconds)
         made_for = dict(spec.options).get("new_tokens", "0")
+        # Encoders tell nothing of decoders, nor what was compiled elsewhere and adopted, at 0 seconds.
+        alike = spec.target == target.name and (made_for == "0") == (new_tokens == "0")
+        if alike and manifest.compile_seconds:
+            built.append(manifest.compile_seconds)
         if (spec.target, spec.machine, spec.model_digest, spec.precision, made_for) == wanted and manifest.timing:
             measured.setdefault(spec.shape, []).append(manifest.timing.median_s)
             loads.append(manifest.timing.load_s)
     medians = {shape: float(np.median(values)) for shape, values in measured.items()}
     default = default_costs(target.name, int(new_tokens))
     costs = fit_costs(medians, default.fitted, int(new_tokens))
-    load_s = float(np.median(loads)) if loads else costs.load_s
+    load_s = float(np.median(loads)) if loads else default.load_s
     return replace(costs, load_s=load_s, compile_s=float(np.median(built)) if built else default.compile_s)
 
 

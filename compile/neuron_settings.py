@@ -9,6 +9,9 @@ AutoCast = Literal["none", "matmul", "all"]
 AutoCastType = Literal["bf16", "fp16", "tf32"]
 InstanceType = Literal["inf2", "trn1", "trn1n", "trn2"]
 
+CORE_BYTES: dict[InstanceType, int] = {"inf2": 16 << 30, "trn1": 16 << 30, "trn1n": 16 << 30, "trn2": 24 << 30}
+"""Device memory per NeuronCore that a process sees: on Inf2 and Trn1 32 GiB for 2, on Trn2 96 GiB for 4 of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class NeuronSettings:
@@ -28,6 +31,11 @@ class NeuronSettings:
     """NeuronCores that one copy of a decoder spans."""
     on_device_sampling: bool = False
     """Of decoders: faster, but texts then depend on their company, so P2 is not promised."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory of the cores that one copy spans."""
+        return CORE_BYTES[self.instance_type] * self.tensor_parallel_size
 
     def casts(self, precision: str) -> tuple[str, str | None]:
         """(auto_cast, auto_cast_type) of an encoder at precision bf16 or fp32; a type only where something is cast."""

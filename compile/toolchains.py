@@ -18,6 +18,7 @@ DECODERS = {
     "torch": "compile.targets.torch_decoder",
     "openvino": "compile.targets.openvino_decoder",
     "openvino-slots": "compile.targets.openvino_slots",
+    "neuron": "compile.targets.neuron_decoder",
 }
 """Those that generate: name in a job file -> module with `make(new_tokens)`, or `make(new_tokens, settings)`."""
 ENTRY_POINT_GROUP = "lengthwise.targets"

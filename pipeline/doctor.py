@@ -8,15 +8,24 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from compile.targets import load_target
+from compile.targets import load_target, without_device
 from compile.toolchains import target_modules
 from pipeline.context import default_cache_dir
 from pipeline.cores import available_cores, lock_dir
+from pipeline.version_matrix import matrix
 
 
 def examine() -> dict[str, Any]:
-    """{machine: {...}, targets: [{name, unavailable, precisions, default_precision, versions, machine}]}."""
-    return {"machine": _machine(), "targets": [_target(name) for name in target_modules()]}
+    """{machine: {...}, targets: [{name, unavailable, precisions, versions, machine, compile_only, double}], neuron}.
+
+    `compile_only` says why a target that compiles here cannot run here; `double`, that its SDK is the tests' stand-in;
+    `neuron` is the table of pipeline.version_matrix.
+    """
+    return {
+        "machine": _machine(),
+        "targets": [_target(name) for name in target_modules()],
+        "neuron": matrix(),
+    }
 
 
 def _machine() -> dict[str, str]:
@@ -44,6 +53,8 @@ def _target(name: str) -> dict[str, Any]:
         "default_precision": target.default_precision(),
         "versions": target.versions(),
         "machine": target.machine(),
+        "compile_only": without_device(target),
+        "double": any("testdouble" in version for version in target.versions().values()),
     }
 
 

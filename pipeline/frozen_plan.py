@@ -98,7 +98,9 @@ def _new_plan(context: Context, toolchain: Toolchain, counts: NDArray[np.int64])
 def affordable(context: Context, toolchain: Toolchain, costs: CostModel) -> tuple[Sequence[Shape], int]:
     """The candidates that fit into the job's memory, and how many graphs it may have. Raises JobError for none."""
     job, model_dir = context.job, job_model(context)[0]
-    budget = GraphBudget(job.max_graphs, job.max_memory_mb and job.max_memory_mb << 20, job.max_compile_seconds)
+    given, device = job.max_memory_mb, job.neuron_settings
+    memory_bytes = given << 20 if given else device.memory_bytes if device else None
+    budget = GraphBudget(job.max_graphs, memory_bytes, job.max_compile_seconds)
     try:
         candidates = budget.fitting(
             toolchain.target.candidates(job.max_length),
@@ -107,7 +109,8 @@ def affordable(context: Context, toolchain: Toolchain, costs: CostModel) -> tupl
         )
         return candidates, budget.affordable_graphs(costs.compile_s)
     except ValueError as error:
-        raise JobError(f"shapes: auto: {error}") from error
+        limit = f"; without max_memory_mb, {device.tensor_parallel_size} NeuronCores limit it" if device else ""
+        raise JobError(f"shapes: auto: {error}{limit}") from error
 
 
 def _planned(

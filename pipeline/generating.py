@@ -18,6 +18,7 @@ from compile.generation.sampling import Sampling
 from compile.generation.static import StaticGenerator
 from compile.generation.stops import visible_text
 from compile.targets.decoders import Generator
+from compile.targets.neuron_engine import NeuronEngine
 from pipeline.context import Context
 from pipeline.layout import token_object
 from pipeline.row_ids import origins, row_ids
@@ -99,8 +100,8 @@ class DecoderEngine:
         found = list(running)
         self._counts["first_token_steps"] += sum(one.first_token_step for one in found)
         self._counts["last_token_steps"] += sum(one.last_token_step for one in found)
-        if isinstance(self.generator, StaticGenerator) and self.generator.use is not None:
-            use = self.generator.use
+        use = self.generator.use if isinstance(self.generator, StaticGenerator | NeuronEngine) else None
+        if use is not None:
             counted = {
                 "slot_tokens": use.prefill_slot_tokens, "prefills": use.prefills, "decode_steps": use.decode_steps,
                 "decode_slots": use.decode_slots, "decode_tokens": use.decode_tokens,

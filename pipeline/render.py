@@ -165,9 +165,22 @@ def doctor_view(found: dict[str, Any]) -> RenderableType:
         table.add_column(name, overflow="fold")
     for target in found["targets"]:
         versions = ", ".join(f"{name} {version}" for name, version in target["versions"].items())
-        table.add_row(target["name"], target["unavailable"] or "yes", ", ".join(target["precisions"]), versions)
+        able = f"compile only: {target['compile_only']}" if target.get("compile_only") else "yes"
+        if target.get("double"):
+            able += "; over the test double of the SDK: no result of a device"
+        table.add_row(target["name"], target["unavailable"] or able, ", ".join(target["precisions"]), versions)
     lines = [f"{name}: {value}" for name, value in found["machine"].items()]
-    return Group(Text("\n".join(lines)), table)
+    return Group(Text("\n".join(lines)), table, _neuron_matrix(found["neuron"]))
+
+
+def _neuron_matrix(rows: list[dict[str, str]]) -> RenderableType:
+    table = Table(title="AWS Neuron: supported stacks, and what they were tested on", title_justify="left")
+    names = ("device", "task", "stack", "tested", "future")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
+    return table
 
 
 def _share(value: float | None) -> str:

@@ -99,7 +99,7 @@ def test_no_passing_record_no_load(stored: tuple[ArtifactStore, Manifest], fault
     record = manifest.parity
     assert record is not None
     unfit, reason = {
-        "pending": (None, "not checked yet"),
+        "pending": (None, "parity is pending"),
         "failed": (replace(record, passed=False, reasons=("3 logits are NaN",)), "3 logits are NaN"),
         "other versions": (replace(record, versions={"torch": "1.0"}), "from other versions"),
     }[fault]
@@ -266,3 +266,40 @@ def test_another_model_has_another_key(tmp_path: Path, tiny_model: Path) -> None
     target = load_target("torch")
     keys = {artifact_spec(target, read_model(path), SHAPE, "fp32").key for path in (tiny_model, other)}
     assert len(keys) == 2
+
+
+def test_files_in_folders_keep_their_places(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    made = tmp_path / "made"
+    (made / "checkpoint/weights").mkdir(parents=True)
+    (made / "model.pt").write_bytes(b"graph")
+    (made / "checkpoint/weights/tp0.safetensors").write_bytes(b"weights")
+    manifest = store.publish(SPEC, made, compile_seconds=1.0, timing=None, parity=None)
+    assert set(manifest.files) == {"model.pt", "checkpoint/weights/tp0.safetensors"}
+    with store.directory(manifest) as folder:
+        assert (folder / "checkpoint/weights/tp0.safetensors").read_bytes() == b"weights"
+        assert (folder / "model.pt").read_bytes() == b"graph"
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/etc/escaped", "a/../../escaped", "a//b", "."])
+def test_a_manifest_whose_files_would_lie_elsewhere_is_damaged(tmp_path: Path, name: str) -> None:
+    store = open_store(tmp_path)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "model.pt").write_bytes(b"graph")
+    manifest = store.publish(SPEC, tmp_path / "made", compile_seconds=1.0, timing=None, parity=None)
+    rewrite(store, replace(manifest, files={name: manifest.files["model.pt"]}))
+    with pytest.raises(ArtifactError, match=r"is damaged.*does not lie within the artifact"):
+        store.manifest(manifest.key)
+
+
+def test_gc_takes_proofs_with_their_artifact(stored: tuple[ArtifactStore, Manifest]) -> None:
+    store, manifest = stored
+    assert manifest.parity is not None
+    assert manifest.timing is not None
+    pending = replace(manifest, parity=None, timing=None)
+    rewrite(store, pending)
+    assert store.pending(manifest.spec) == pending
+    assert store.record_proof(pending, manifest.parity, manifest.timing) == manifest
+    assert store.manifest(manifest.key) == manifest
+    gc(store, [], now_s=0.0)
+    assert store.blobs.list(f"{store.uri}/proofs/") == []

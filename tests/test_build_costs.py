@@ -26,7 +26,10 @@ def test_a_build_leaves_measured_costs_for_its_target_model_and_precision_only(
     assert job_costs(store, torch, model, "fp32").seconds(Shape(32, 5))[1] is False
     assert job_costs(store, torch, model, "fp32").load_s == manifest.timing.load_s > 0
     for target, precision in ((torch, "bf16"), (openvino, "fp32")):
-        assert job_costs(store, target, model, precision) == default_costs(target.name)
+        found, default = job_costs(store, target, model, precision), default_costs(target.name)
+        assert (found.fitted, found.measured, found.load_s) == (default.fitted, default.measured, default.load_s)
+    assert job_costs(store, torch, model, "bf16").compile_s == manifest.compile_seconds, "compiling tells of its target"
+    assert job_costs(store, openvino, model, "fp32").compile_s == default_costs("openvino").compile_s
 
 
 def test_a_probe_measures_once_and_leaves_nothing_that_can_be_loaded(tmp_path: Path, tiny_model: Path) -> None:

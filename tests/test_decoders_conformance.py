@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from neuron_tools import neuron_double
 from numpy.typing import NDArray
 from tiny_decoders import ARCHITECTURES, EOS, greedy_by_transformers, make_decoder, prompts
 
@@ -20,33 +23,61 @@ from compile.targets.cpu import has_bf16
 from compile.targets.decoders import StaticDecoder, load_decoder_target
 
 SHAPE, NEW_TOKENS = Shape(length=40, batch=4), 16
+NEURON = ("llama", "qwen2", "qwen3", "phi3")
+"""Architectures of ours that optimum-neuron generates with; over the double, which computes on the CPU."""
 KINDS = [
     ("torch", "fp32"),
     ("openvino-slots", "fp32"),
+    ("neuron", "fp32"),
+    ("neuron", "bf16"),
     *([("torch", "bf16"), ("openvino-slots", "bf16")] if has_bf16() else []),
+]
+MODELS = [
+    (target, precision, architecture)
+    for target, precision in KINDS
+    for architecture in ARCHITECTURES
+    if target != "neuron" or (architecture in NEURON and (precision == "fp32" or architecture == "llama"))
 ]
 LENGTHS = [17, 2, 40, 33, 9, 31, 40, 1]
 
 every_kind = pytest.mark.parametrize(("target", "precision"), KINDS)
-every_architecture = pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+every_model = pytest.mark.parametrize(("target", "precision", "architecture"), MODELS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def sdk() -> Iterator[None]:
+    with neuron_double():
+        yield
+
+
+@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory):
     return functools.cache(lambda name: make_decoder(tmp_path_factory.mktemp("decoder") / name, name))
 
 
-@pytest.fixture(scope="session")
-def decoders(models, tmp_path_factory: pytest.TempPathFactory):
-    """Compile and load a model of an architecture once per session and target."""
+@pytest.fixture(scope="module")
+def artifacts(models, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, int]]:
+    """Compile a model of an architecture once; the folder, and how many compilations were counted."""
 
     @functools.cache
-    def decoder(target: str, precision: str, architecture: str = "llama", shape: Shape = SHAPE) -> StaticDecoder:
-        toolchain = load_decoder_target(target, NEW_TOKENS)
-        out = tmp_path_factory.mktemp(f"{target}-{precision}")
+    def artifact(target: str, precision: str, architecture: str) -> tuple[Path, int]:
+        toolchain, out = load_decoder_target(target, NEW_TOKENS), tmp_path_factory.mktemp(f"{target}-{precision}")
         prepared = toolchain.prepare(models(architecture), tmp_path_factory.mktemp("work"), precision, [])
-        toolchain.compile(prepared, shape, precision, out)
-        return toolchain.load(out, shape, precision)
+        before = compilations()
+        toolchain.compile(prepared, SHAPE, precision, out)
+        return out, compilations() - before
+
+    return artifact
+
+
+@pytest.fixture(scope="module")
+def decoders(artifacts) -> Callable[..., StaticDecoder]:
+    """A loaded decoder, one per target, precision and architecture."""
+
+    @functools.cache
+    def decoder(target: str, precision: str, architecture: str = "llama") -> StaticDecoder:
+        folder, _ = artifacts(target, precision, architecture)
+        return load_decoder_target(target, NEW_TOKENS).load(folder, SHAPE, precision)
 
     return decoder
 
@@ -68,9 +99,10 @@ def feed(decoder: StaticDecoder, slot: int, tokens: NDArray[np.int64], prompt: i
     return np.stack(lines)
 
 
-@every_architecture
-@pytest.mark.parametrize("target", ["torch", "openvino-slots"])
-def test_greedy_texts_are_those_of_transformers(decoders, models, architecture: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "architecture"), [(target, name) for target, precision, name in MODELS if precision == "fp32"]
+)
+def test_greedy_texts_are_those_of_transformers(decoders, models, target: str, architecture: str) -> None:
     """Token for token, fp32, over more prompts than slots, so that slots are refilled next to living rows."""
     texts = prompts(LENGTHS)
     found = generate(decoders(target, "fp32", architecture), texts, Sampling(max_new_tokens=16, eos_token_id=(EOS,)))
@@ -80,8 +112,7 @@ def test_greedy_texts_are_those_of_transformers(decoders, models, architecture: 
         assert found[str(index)].finish_reason == ("stop" if expected[-1] == EOS else "length")
 
 
-@every_kind
-@every_architecture
+@every_model
 def test_logits_are_the_models_at_every_position(
     decoders, models, architecture: str, target: str, precision: str
 ) -> None:
@@ -99,8 +130,7 @@ def test_logits_are_the_models_at_every_position(
         assert gap < {"fp32": 1e-4, "bf16": 0.1}[precision] * max(1, np.abs(expected).max())
 
 
-@every_kind
-@every_architecture
+@every_model
 def test_a_row_has_the_same_bytes_in_any_slot_beside_any_neighbours(
     decoders, architecture: str, target: str, precision: str
 ) -> None:
@@ -142,7 +172,7 @@ def test_texts_are_the_same_in_any_order_and_company(decoders, target: str, prec
         assert any(together[f"row {row}", 0].token_ids != together[f"row {row}", 1].token_ids for row in range(9))
 
 
-@every_kind
+@pytest.mark.parametrize(("target", "precision"), [kind for kind in KINDS if kind[0] != "neuron"])
 def test_nan_stays_in_its_row_and_leaves_with_it(models, target: str, precision: str, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
@@ -189,53 +219,56 @@ def test_other_shapes_are_refused(decoders, target: str, precision: str) -> None
 
 def test_an_unknown_target_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(
-        ValueError, match="'onnxruntime' cannot generate; choose one of: torch, openvino, openvino-slots"
+        ValueError, match="'onnxruntime' cannot generate; choose one of: torch, openvino, openvino-slots, neuron"
     ):
         load_decoder_target("onnxruntime", 8)
 
 
 @every_kind
 def test_loading_compiles_nothing_and_compiling_counts(
-    decoders, models, target: str, precision: str, tmp_path: Path
+    artifacts, decoders, models, target: str, precision: str, tmp_path: Path
 ) -> None:
     toolchain = load_decoder_target(target, NEW_TOKENS)
     prepared = toolchain.prepare(models("llama"), tmp_path / "work", precision, [])
     assert toolchain.prepare(models("llama"), tmp_path / "work", precision, []) == prepared
-    (tmp_path / "out").mkdir()
-    before = compilations()
-    toolchain.compile(prepared, SHAPE, precision, tmp_path / "out")
-    compiled = compilations() - before
+    folder, compiled = artifacts(target, precision, "llama")
     assert compiled >= 1
-    loaded = toolchain.load(tmp_path / "out", SHAPE, precision)
-    assert compilations() - before == compiled
+    before = compilations()
+    loaded = toolchain.load(folder, SHAPE, precision)
+    assert compilations() == before
     texts, sampling = prompts([5, 40, 12]), Sampling(max_new_tokens=8)
     assert generate(loaded, texts, sampling) == generate(decoders(target, precision), texts, sampling)
 
 
-@pytest.mark.parametrize(("target", "file"), [("torch", "model.safetensors"), ("openvino-slots", "decode.blob")])
+DAMAGE = [
+    ("torch", "model.safetensors"),
+    ("openvino-slots", "decode.blob"),
+    ("neuron", "model.pt"),
+    ("neuron", "neuron_config.json"),
+    ("neuron", "checkpoint/weights/tp0_sharded_checkpoint.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("target", "file"), DAMAGE)
 @pytest.mark.parametrize("damage", ["missing", "garbage"])
-def test_damaged_files_are_an_artifact_error(models, target: str, file: str, damage: str, tmp_path: Path) -> None:
-    toolchain = load_decoder_target(target, NEW_TOKENS)
-    (tmp_path / "out").mkdir()
-    toolchain.compile(toolchain.prepare(models("llama"), tmp_path, "fp32", []), SHAPE, "fp32", tmp_path / "out")
-    if damage == "missing":
-        (tmp_path / "out" / file).unlink()
-    else:
-        (tmp_path / "out" / file).write_bytes(b"\x00garbage\xff" * 999)
+def test_damaged_files_are_an_artifact_error(artifacts, target: str, file: str, damage: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(artifacts(target, "fp32", "llama")[0], tmp_path / "out")
+    (folder / file).unlink()
+    if damage == "garbage":
+        (folder / file).write_bytes(b"\x00garbage\xff" * 999)
     with pytest.raises(ArtifactError, match=rf"{target}.*4x40"):
-        toolchain.load(tmp_path / "out", SHAPE, "fp32")
+        load_decoder_target(target, NEW_TOKENS).load(folder, SHAPE, "fp32")
 
 
-def test_an_artifact_of_other_sizes_is_refused_at_load(models, tmp_path: Path) -> None:
-    toolchain = load_decoder_target("openvino-slots", NEW_TOKENS)
-    (tmp_path / "out").mkdir()
-    toolchain.compile(toolchain.prepare(models("llama"), tmp_path, "fp32", []), SHAPE, "fp32", tmp_path / "out")
+@pytest.mark.parametrize("target", ["openvino-slots", "neuron"])
+def test_an_artifact_of_other_sizes_is_refused_at_load(artifacts, target: str) -> None:
+    folder, _ = artifacts(target, "fp32", "llama")
     for other, tokens in ((Shape(length=40, batch=5), 16), (Shape(length=41, batch=4), 16), (SHAPE, 17)):
         with pytest.raises(ArtifactError, match="not compiled for"):
-            load_decoder_target("openvino-slots", tokens).load(tmp_path / "out", other, "fp32")
+            load_decoder_target(target, tokens).load(folder, other, "fp32")
 
 
-@pytest.mark.parametrize("target", ["torch", "openvino-slots"])
+@pytest.mark.parametrize("target", ["torch", "openvino-slots", "neuron"])
 def test_embeddings_that_follow_the_longest_row_are_refused(models, target: str, tmp_path: Path) -> None:
     import json
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from pipeline.job import Catalog, Input, Job, Output
 from pipeline.job_generate import Generate
+from pipeline.job_neuron import Neuron
 from pipeline.rejects import REASONS
+from pipeline.version_matrix import MATRIX
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -25,9 +27,9 @@ def test_every_job_field_is_documented() -> None:
     fields = {
         name
         for name in Job.model_fields
-        if name not in ("model", "input", "output", "reject_budget", "parity", "generate")
+        if name not in ("model", "input", "output", "reject_budget", "parity", "generate", "neuron")
     }
-    sections = {"input": Input, "output": Output, "output.catalog": Catalog, "generate": Generate}
+    sections = {"input": Input, "output": Output, "output.catalog": Catalog, "generate": Generate, "neuron": Neuron}
     fields |= {f"{section}.{name}" for section, model in sections.items() for name in model.model_fields}
     fields.remove("output.catalog")
     assert fields <= documented
@@ -37,3 +39,8 @@ def test_every_job_field_is_documented() -> None:
 def test_every_linked_file_exists() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_version_matrix_is_the_doctors() -> None:
+    rows = [f"| {row.device} | {row.task} | {row.stack} | {row.tested} | {row.future} |" for row in MATRIX]
+    assert [row for row in rows if row not in README.splitlines()] == []

@@ -64,8 +64,8 @@ def prove_decoder(
 ) -> ParityRecord:
     """Prove what `DecoderTarget.load` returned; `new_tokens` is what the artifact has room for. Raises DeviceError."""
     if isinstance(loaded, Generator):
-        count = min(NEW_TOKENS, new_tokens)
-        return prove_engine(loaded, prompts, reference, tolerance, versions, made_rows, count)
+        count, top_k = min(NEW_TOKENS, new_tokens), int(getattr(loaded, "max_top_k", 0))
+        return prove_engine(loaded, prompts, reference, tolerance, versions, made_rows, count, top_k)
     return prove_static(loaded, prompts, reference, tolerance, versions, made_rows)
 
 
@@ -109,13 +109,14 @@ def prove_engine(
     versions: dict[str, str],
     made_rows: int = 0,
     new_tokens: int = NEW_TOKENS,
+    top_k: int = 0,
 ) -> ParityRecord:
     """Let an engine write greedily, ask the reference how good each of its choices was, and vary the company.
 
-    `new_tokens` must fit the artifact. Raises DeviceError.
+    `new_tokens` must fit the artifact, and `top_k`, among how many tokens is drawn, the engine. Raises DeviceError.
     """
     greedy = Sampling(max_new_tokens=new_tokens)
-    sampled = Sampling(max_new_tokens=new_tokens, do_sample=True, top_k=0)
+    sampled = Sampling(max_new_tokens=new_tokens, do_sample=True, top_k=top_k)
     requests = [Request(str(index), prompt) for index, prompt in enumerate(prompts)]
     together = _texts(engine, requests, greedy)
     moved: set[str] = set()

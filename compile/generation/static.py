@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +12,16 @@ from numpy.typing import NDArray
 from compile.generation.constraints import Matcher
 from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Chooser, Sampling, log_probability
-from compile.generation.slots import Decode, Prefill, SlotScheduler, SlotUse, Work
+from compile.generation.slots import Decode, Prefill, SlotGrid, SlotScheduler, SlotUse, Work
 from compile.generation.stops import finish_reason
 from compile.targets.decoders import Generator, StaticDecoder
 
+Found = TypeVar("Found")
+"""What a step gives each of its texts: logits, or a token that was chosen already."""
+
 
 @dataclass(slots=True)
-class _Text:
+class Text:
     """One request in progress."""
 
     request: Request
@@ -30,6 +34,7 @@ class _Text:
     log_probability: float = 0.0
     first_step: int = 0
     reason: str | None = None
+    """Why it ended; None while it goes on."""
 
     @property
     def new_tokens(self) -> list[int]:
@@ -50,22 +55,44 @@ class StaticGenerator:
 
         Raises ValueError before anything runs when a prompt or a limit does not fit, DeviceError when a graph fails.
         """
-        limits = [_limit(request, sampling) for request in requests]
-        works = [
-            Work(len(request.token_ids), limit, request.expected_tokens)
-            for request, limit in zip(requests, limits, strict=True)
-        ]
-        return self._run(SlotScheduler(works, self.decoder.grid), requests, limits, sampling, text)
 
-    def _run(
-        self,
-        scheduler: SlotScheduler,
-        requests: Sequence[Request],
-        limits: Sequence[int],
-        sampling: Sampling,
-        text: TextRules,
-    ) -> Iterator[Completion]:
-        living: dict[int, _Text] = {}
+        def advance(one: Text, logits: NDArray[np.float32]) -> None:
+            _advance(one, logits, sampling, text)
+
+        def told(use: SlotUse) -> None:
+            self.use = use
+
+        return run_slots(self.decoder.grid, requests, sampling, text, self._execute, advance, told)
+
+    def _execute(self, step: Prefill | Decode, texts: Sequence[Text]) -> NDArray[np.float32]:
+        """Logits of the step's texts, float32 (texts, vocab)."""
+        if isinstance(step, Prefill):
+            return self.decoder.prefill(step.slots, [one.request.token_ids for one in texts])
+        return self.decoder.decode(*fed(self.decoder.grid, step, texts))[list(step.slots)]
+
+
+def run_slots(
+    grid: SlotGrid,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    text: TextRules,
+    execute: Callable[[Prefill | Decode, Sequence[Text]], Sequence[Found] | NDArray[np.float32]],
+    advance: Callable[[Text, Found], None],
+    told: Callable[[SlotUse], None],
+) -> Iterator[Completion]:
+    """Completions in the order in which they finish: `execute` runs a step, `advance` gives a text what came out.
+
+    `told` gets the counts after each step. Raises ValueError at once when a prompt or a limit does not fit the grid.
+    """
+    limits = [_limit(request, sampling) for request in requests]
+    works = [
+        Work(len(request.token_ids), limit, request.expected_tokens)
+        for request, limit in zip(requests, limits, strict=True)
+    ]
+    scheduler = SlotScheduler(works, grid)
+
+    def run() -> Iterator[Completion]:
+        living: dict[int, Text] = {}
         step_number = 0
         while (step := scheduler.next()) is not None:
             step_number += 1
@@ -73,25 +100,24 @@ class StaticGenerator:
                 for index in step.works:
                     living[index] = _begin(requests[index], limits[index], sampling, text, step_number)
             texts = [living[index] for index in step.works]
-            logits = self._execute(step, texts)
-            for one, line in zip(texts, logits, strict=True):
-                _advance(one, line, sampling, text)
+            for one, found in zip(texts, execute(step, texts), strict=True):
+                advance(one, found)
             scheduler.finish([slot for slot, one in zip(step.slots, texts, strict=True) if one.reason])
-            self.use = scheduler.use()
+            told(scheduler.use())
             for index, one in zip(step.works, texts, strict=True):
                 if one.reason:
                     del living[index]
                     yield _completion(one, step_number)
 
-    def _execute(self, step: Prefill | Decode, texts: Sequence[_Text]) -> NDArray[np.float32]:
-        """Logits of the step's texts, float32 (texts, vocab)."""
-        if isinstance(step, Prefill):
-            return self.decoder.prefill(step.slots, [one.request.token_ids for one in texts])
-        tokens = np.zeros(self.decoder.grid.slots, np.int64)
-        positions = np.zeros(self.decoder.grid.slots, np.int64)
-        for slot, position, one in zip(step.slots, step.positions, texts, strict=True):
-            tokens[slot], positions[slot] = one.tokens[one.count - 1], position
-        return self.decoder.decode(tokens, positions)[list(step.slots)]
+    return run()
+
+
+def fed(grid: SlotGrid, step: Decode, texts: Sequence[Text]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What a decode step feeds: each slot's last token and its position, int64 (slots,); idle slots 0 at 0."""
+    tokens, positions = np.zeros((2, grid.slots), np.int64)
+    for slot, position, one in zip(step.slots, step.positions, texts, strict=True):
+        tokens[slot], positions[slot] = one.tokens[one.count - 1], position
+    return tokens, positions
 
 
 def as_generator(loaded: StaticDecoder | Generator) -> Generator:
@@ -103,9 +129,9 @@ def _limit(request: Request, sampling: Sampling) -> int:
     return min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
 
 
-def _begin(request: Request, limit: int, sampling: Sampling, text: TextRules, step: int) -> _Text:
+def _begin(request: Request, limit: int, sampling: Sampling, text: TextRules, step: int) -> Text:
     tokens = np.concatenate([request.token_ids.astype(np.int64), np.zeros(limit, np.int64)])
-    return _Text(
+    return Text(
         request=request,
         limit=limit,
         chooser=Chooser(sampling, request.token_ids.tolist(), request.row_id, request.sample),
@@ -116,7 +142,7 @@ def _begin(request: Request, limit: int, sampling: Sampling, text: TextRules, st
     )
 
 
-def _advance(one: _Text, logits: NDArray[np.float32], sampling: Sampling, text: TextRules) -> None:
+def _advance(one: Text, logits: NDArray[np.float32], sampling: Sampling, text: TextRules) -> None:
     """Choose the next token of a text and see whether it is the last."""
     if not np.isfinite(logits.max()):  # minus infinity in places is a model's way to rule tokens out
         one.reason = "nan_logits"
@@ -134,7 +160,7 @@ def _advance(one: _Text, logits: NDArray[np.float32], sampling: Sampling, text: 
     one.reason = finish_reason(sampling, one.new_tokens, one.limit, text.decode)
 
 
-def _completion(one: _Text, step: int) -> Completion:
+def _completion(one: Text, step: int) -> Completion:
     assert one.reason is not None
     return Completion(
         row_id=one.request.row_id,

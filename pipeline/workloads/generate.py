@@ -53,6 +53,9 @@ class Generate:
         lacking = self.target(job).unsupported(sampling, rules)
         if lacking:
             raise JobError(f"generate: {lacking}")
+        neuron = job.neuron_settings
+        if neuron is not None and neuron.on_device_sampling and _settings(job).log_probability:
+            raise JobError("generate.log_probability: neuron.on_device_sampling tells none; leave one of them out")
         _chat_template(context, folder)
         return model
 

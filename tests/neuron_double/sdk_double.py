@@ -70,6 +70,8 @@ def compiler_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--optlevel", "-O", choices=["1", "2", "3"])
     parser.add_argument("--target", choices=["inf2", "trn1", "trn1n", "trn2"])
     parser.add_argument("--model-type", choices=["transformer", "unet-inference", "generic"])
+    parser.add_argument("--tensorizer-options")
+    parser.add_argument("--lnc", choices=["1", "2"])
     parser.add_argument("--enable-fast-loading-neuron-binaries", action="store_true")
     return parser.parse_args(arguments)
 

@@ -40,7 +40,7 @@ def show_to_optimum_neuron() -> None:
     found = sdk_double.host()
     if found is None:
         return
-    from optimum.neuron.utils import instance, system
+    from optimum.neuron.utils import instance, neuron_device_memory, system
 
     name, devices = found
     files = {
@@ -51,6 +51,7 @@ def show_to_optimum_neuron() -> None:
     def opened(path: Any, *args: Any, **kwargs: Any) -> Any:
         return io.StringIO(files[path]) if path in files else builtins.open(path, *args, **kwargs)
 
+    neuron_device_memory.SYSFS_NEURON_BASE = SimpleNamespace(exists=lambda: True, glob=lambda pattern: [])
     system.open = opened
     system.os = _Os(devices)
     for each in (system.get_neuron_major, system.get_instance_name, system.cores_per_device):

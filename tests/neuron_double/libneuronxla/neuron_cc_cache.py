@@ -4,6 +4,10 @@
 class CacheUrl:
     """Where a cache would be."""
 
+    @staticmethod
+    def get_cache_url(cache_dir: str | None = None) -> "CacheUrl":
+        return CacheUrl()
+
 
 class CompileCache:
     """A cache."""
@@ -18,5 +22,5 @@ class CompileCacheS3(CompileCache):
 
 
 def create_compile_cache(url: CacheUrl) -> CompileCache:
-    """Lengthwise exports with disable_neuron_cache=True."""
-    raise NotImplementedError("[neuron test double] the compile cache")
+    """One that has nothing: encoders are exported without it, decoders ask for it and never look into it here."""
+    return CompileCache()

@@ -1,4 +1,4 @@
-"""TEST DOUBLE of neuronx_distributed: what the export of encoders imports."""
+"""TEST DOUBLE of neuronx_distributed: one tensor-parallel rank, on a CPU. More ranks are refused by name."""
 
 from neuronx_distributed import parallel_layers, trace
 

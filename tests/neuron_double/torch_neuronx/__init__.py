@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,16 +32,21 @@ class _Graph(torch.nn.Module):
 
 
 def guarded(inner: Any, example: tuple[torch.Tensor, ...]) -> Any:
-    """A ScriptModule that runs `inner`, which returns a tensor or a tuple of tensors, on exactly such inputs."""
+    """A ScriptModule that runs `inner`, which returns a tensor, a tuple or a dict of them, on exactly such inputs."""
     with torch.no_grad():
         outputs = inner(*example)
-    single = isinstance(outputs, torch.Tensor)
     compiled = json.dumps([[list(each.shape), str(each.dtype)] for each in example])
     graph = torch.jit.script(_Graph(inner, compiled))
     names = ", ".join(f"x{index}" for index in range(len(example)))
     inputs = ", ".join(f"xs[{index}]" for index in range(len(example)))
-    ended = [f"torch.ops.neuron_double.end(out[{index}], x0)" for index in range(0 if single else len(outputs))]
-    result = "torch.ops.neuron_double.end(out, x0)" if single else f"({', '.join(ended)},)"
+    if isinstance(outputs, torch.Tensor):
+        result = "torch.ops.neuron_double.end(out, x0)"
+    elif isinstance(outputs, dict):
+        ended = [f"{name!r}: torch.ops.neuron_double.end(out[{name!r}], x0)" for name in outputs]
+        result = f"{{{', '.join(ended)}}}"
+    else:
+        ended = [f"torch.ops.neuron_double.end(out[{index}], x0)" for index in range(len(outputs))]
+        result = f"({', '.join(ended)},)"
     graph.define(
         f"def forward(self, {names}):\n"
         f"    xs = torch.ops.neuron_double.begin([{names}], self.compiled)\n"
@@ -52,7 +58,7 @@ def guarded(inner: Any, example: tuple[torch.Tensor, ...]) -> Any:
 
 def run_compiler(compiler_args: str | list[str] | None, shape: str) -> None:
     """Count a compilation; where the environment asks for a fault, a real process `neuronx-cc` has it."""
-    arguments = compiler_args.split() if isinstance(compiler_args, str) else list(compiler_args or ())
+    arguments = shlex.split(compiler_args) if isinstance(compiler_args, str) else list(compiler_args or ())
     sdk_double.compiler_flags(arguments)
     sdk_double.log("compile", shape=shape, arguments=arguments)
     if not sdk_double.fault("COMPILE", shape):

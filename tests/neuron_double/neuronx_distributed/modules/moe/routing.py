@@ -1,0 +1,6 @@
+"""TEST DOUBLE: a name."""
+
+from neuronx_distributed.modules.moe.not_modelled import NotModelled
+
+
+class RouterTopK(NotModelled): ...

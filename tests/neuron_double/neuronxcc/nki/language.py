@@ -1,0 +1,5 @@
+"""TEST DOUBLE."""
+
+
+def nc(count: int) -> int:
+    return count
