@@ -11,6 +11,7 @@ from compile.shapes import Shape, ShapePlan
 from compile.upkeep import discard_damaged
 from pipeline.context import Context
 from pipeline.frozen_plan import read_frozen_plan
+from pipeline.leases import device_cores
 from pipeline.models import job_model
 from pipeline.run_plan import RunPlan
 from pipeline.toolchain import Toolchain, artifact_store, job_toolchain
@@ -72,7 +73,8 @@ def compile_run(context: Context, plan: RunPlan, index: int = 0, of: int = 1, *,
     if missing and context.job.compile == "never" and not ordered:
         require_artifacts(context, job_toolchain(context, plan.model), plan.shape_plan)
     if missing:
-        _build(context, plan, missing)
+        with device_cores(context.job, context.say):
+            _build(context, plan, missing)
     return {"built": len(missing), "reused": len(own) - len(missing)}
 
 
