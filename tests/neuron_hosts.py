@@ -1,5 +1,7 @@
-"""Simulated Neuron hosts: programs `neuron-ls` and `neuron-monitor` that a test puts on PATH. They stand for the formats
-that AWS documents, never for a device."""
+"""Simulated Neuron hosts: programs `neuron-ls` and `neuron-monitor` that a test puts on PATH.
+
+They stand for the formats that AWS documents, never for a device.
+"""
 
 from __future__ import annotations
 
