@@ -15,11 +15,13 @@ from typing import Any
 GIB = 1 << 30
 
 
-def devices(count: int, cores_each: int = 2, memory_bytes: int = 32 * GIB) -> list[dict[str, Any]]:
+def devices(
+    count: int, cores_each: int = 2, memory_bytes: int = 32 * GIB, instance: str = "inf2.24xlarge"
+) -> list[dict[str, Any]]:
     """What `neuron-ls --json-output` says of an idle host with so many devices in a ring."""
     return [
         {
-            "instance_type": "inf2.24xlarge",
+            "instance_type": instance,
             "neuron_device": index,
             "bdf": f"0000:{index:02x}:1e.0",
             "cpu_affinity": "0-7",
