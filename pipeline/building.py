@@ -12,6 +12,7 @@ from compile.targets import without_device
 from compile.upkeep import discard_damaged
 from pipeline.context import Context
 from pipeline.frozen_plan import read_frozen_plan
+from pipeline.leases import device_cores
 from pipeline.models import job_model
 from pipeline.run_plan import RunPlan
 from pipeline.toolchain import Toolchain, artifact_store, job_toolchain
@@ -90,7 +91,8 @@ def compile_run(
     if missing and verify:
         require_compiled(context, job_toolchain(context, plan.model), missing)
     if missing:
-        _build(context, plan, missing)
+        with device_cores(context.job, context.say):
+            _build(context, plan, missing)
     return {"built": len(missing), "reused": len(own) - len(missing)}
 
 

@@ -69,11 +69,12 @@ def build(
 
 @app.command()
 def infer(job: Job, ds: Ds, run: Run, index: Index = 0, of: Of = 1) -> None:
-    """Work as one of the workers, on a core of its own."""
+    """Work as one of the workers, on cores of its own."""
     os.environ.update(ONE_THREAD)  # before any runtime is imported
     from pipeline import steps
+    from pipeline.renewal import start_anew
 
-    _print(steps.infer(make_context(job, ds), run, index, of))
+    _print(steps.infer(make_context(job, ds), run, index, of, start_anew=start_anew))
 
 
 @app.command(hidden=True)
@@ -83,7 +84,7 @@ def piece(
     start: Annotated[int, typer.Option("--start", min=0)],
     stop: Annotated[int, typer.Option("--stop", min=0)],
 ) -> None:
-    """Execute some rows of a shard that a worker died on; the worker starts it, on its core."""
+    """Execute some rows of a shard that a worker died on; the worker starts it, on its cores."""
     from pipeline import steps
 
     _print(steps.piece(make_run_context(run), run, shard, start, stop))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.cores import available_cores, copies_here
 from pipeline.errors import JobError
 from pipeline.job import Job
 from pipeline.layout import Layout
@@ -45,7 +46,16 @@ class Context:
 
     @property
     def workers(self) -> int:
-        return self.job.workers or len(os.sched_getaffinity(0))
+        """Processes of the steps that run on CPU cores."""
+        return self.job.workers or len(available_cores())
+
+    @property
+    def infer_workers(self) -> int:
+        """Copies of the model; where a job for NeuronCores is planned on a host without, as many as CPU cores.
+
+        Raises JobError when this host's cores are not those that the job or the environment wants.
+        """
+        return self.job.workers or copies_here(self.job) or self.workers
 
 
 def check_ds(ds: str) -> str:

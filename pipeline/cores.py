@@ -1,27 +1,40 @@
-"""Which core a worker has: leased by a lock that the kernel drops when its process dies, so no crash leaks one."""
+"""Which cores a copy of a job's model may run on: one CPU core, one NeuronCore, or neighbouring NeuronCores."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-_POLL_SECONDS = 0.2
+from pipeline.core_sharing import Group
+from pipeline.errors import JobError
+from pipeline.neuron_host import VISIBLE, NeuronDevice, list_devices, usable_cores
+
+if TYPE_CHECKING:
+    from pipeline.job import Job
 
 _LIBRARIES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in _LIBRARIES}
 """Environment of a worker: a second thread on a busy core makes both an order of magnitude slower."""
 
+Kind = Literal["cpu", "neuron"]
+KINDS: tuple[Kind, ...] = ("cpu", "neuron")
 
-def lock_dir() -> Path:
-    """LENGTHWISE_LOCK_DIR, or a folder per user on this host; locks mean nothing across hosts."""
-    named = os.environ.get("LENGTHWISE_LOCK_DIR")
-    return Path(named) if named else Path(tempfile.gettempdir()) / f"lengthwise-{os.getuid()}"
+
+@dataclass(frozen=True, slots=True)
+class CorePool:
+    """The cores that a job's workers share with those of other jobs on this host."""
+
+    kind: Kind
+    groups: tuple[Group, ...]
+    """What one copy takes: as many copies fit side by side."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        cores = sum(map(len, self.groups))
+        return f"{cores} cores" if self.kind == "cpu" else f"{cores} NeuronCores"
 
 
 def available_cores() -> list[int]:
@@ -29,57 +42,50 @@ def available_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-@contextmanager
-def leased_core(cores: Sequence[int], say: Callable[[str], None]) -> Iterator[int]:
-    """Lease a free core, waiting for one while all are taken, and run on it alone until the end of the body."""
-    said = False
-    while True:
-        for core in cores:
-            with try_lock(lock_dir() / "cores" / f"core-{core}.lock") as held:
-                if held:
-                    with _affinity({core}):
-                        yield core
-                    return
-        if not said:
-            say(f"all {len(cores)} cores are leased by other workers; waiting for one")
-            said = True
-        time.sleep(_POLL_SECONDS)
+def core_pool(job: Job) -> CorePool:
+    """What the job's workers run on here. Raises JobError when this host lacks the NeuronCores, WorkerError."""
+    if not on_neuron(job):
+        return CorePool("cpu", tuple((core,) for core in available_cores()))
+    return _neuron_pool_of(job, list_devices())
 
 
-@contextmanager
-def try_lock(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Hold an exclusive lock during the body; False at once when another process has it, unless `wait`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+def on_neuron(job: Job) -> bool:
+    """Whether its copies run on NeuronCores."""
+    from pipeline.workloads import load_workload
+
+    return not load_workload(job.task).target(job).on_cpu
 
 
-@contextmanager
-def _affinity(cores: set[int]) -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def copies_here(job: Job) -> int | None:
+    """How many copies of the job's model fit side by side; None where a job for NeuronCores finds no device.
 
-
-def sweep_locks(fingerprint: str | None, before: float) -> None:
-    """Remove this host's shard locks of a finished run, and all that nobody holds and that are older than `before`.
-
-    Whoever waits for a removed one computes a shard twice at worst; its result is created once all the same.
+    Raises JobError when the host has NeuronCores, but the environment or the job wants others.
     """
-    for path in (lock_dir() / "shards").glob("*/*.lock"):
-        with contextlib.suppress(OSError):  # another process sweeps, too
-            if path.parent.name == fingerprint or path.stat().st_mtime < before:
-                with try_lock(path) as held:
-                    if held:
-                        path.unlink()
-    for folder in (lock_dir() / "shards").glob("*/"):
-        with contextlib.suppress(OSError):  # not empty
-            folder.rmdir()
+    if not on_neuron(job):
+        return len(available_cores())
+    try:
+        devices = list_devices()
+    except JobError:
+        return None
+    return len(_neuron_pool_of(job, devices).groups)
+
+
+def _neuron_pool_of(job: Job, devices: Sequence[NeuronDevice]) -> CorePool:
+    usable = usable_cores([core for device in devices for core in device.cores])
+    return neuron_pool(usable, job.neuron.cores_per_copy if job.neuron else 1)
+
+
+def neuron_pool(usable: Sequence[int], wanted: int) -> CorePool:
+    """Groups of `wanted` neighbours each, from the first core on. Raises JobError when not one group fits."""
+    groups, run = list[Group](), list[int]()
+    for core in sorted(usable):
+        run = [*run, core] if run and core == run[-1] + 1 else [core]
+        if len(run) == wanted:
+            groups.append(tuple(run))
+            run = []
+    if not groups:
+        raise JobError(
+            f"neuron.tensor_parallel_size: {wanted} neighbouring NeuronCores are wanted for one copy, but this process "
+            f"may use {len(usable)} ({', '.join(map(str, usable))}; see {VISIBLE}); lower it, or use a larger host"
+        )
+    return CorePool("neuron", tuple(groups))

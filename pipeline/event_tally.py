@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -34,8 +34,24 @@ class ShardEvent:
 
     @classmethod
     def of(cls, event: dict[str, Any]) -> ShardEvent:
-        own = {field.name: event[field.name] for field in fields(cls) if field.name in event}
+        own = {item.name: event[item.name] for item in fields(cls) if item.name in event}
         return cls(**(own | {"shape": sys.intern(event["shape"])}))
+
+
+@dataclass(slots=True)
+class DeviceUsage:
+    """Sums of the events `neuron` of one copy's cores."""
+
+    monitored_s: float = 0.0
+    busy_s: float = 0.0
+    memory_bytes: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, event: dict[str, Any]) -> None:
+        self.monitored_s += event["monitored_s"]
+        self.busy_s += event["busy_s"]
+        self.memory_bytes = max(self.memory_bytes, event["device_memory_bytes"])
+        self.errors.update(event["errors"])
 
 
 class EventTally:
@@ -50,9 +66,13 @@ class EventTally:
         self.busy_s: dict[tuple[str, int], float] = defaultdict(float)
         """Seconds of executing batches, per (host, core), repeated shards included."""
         self.shards_done: dict[tuple[str, int], int] = defaultdict(int)
+        self.devices: dict[tuple[str, int], DeviceUsage] = defaultdict(DeviceUsage)
+        """What neuron-monitor saw, per (host, first core of a copy)."""
         for event in events:
             if event["event"] == "shard":
                 self._add(event)
+            elif event["event"] == "neuron":
+                self.devices[event["host"], event["core"]].add(event)
             else:
                 self.steps.append(event)
 

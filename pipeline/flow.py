@@ -113,7 +113,7 @@ def infer(context: Context, job_file: Path, run_uri: str, bar: Bar = no_bar) -> 
     fruitless = 0
     with bar(sum(planned.shards[index].rows for index in missing)) as advance, _stop_told(context, job_file, run_uri):
         while missing:
-            count = min(context.workers, len(missing))
+            count = min(context.infer_workers, len(missing))
             shares = [("--run", run_uri, "--index", str(index), "--of", str(count)) for index in range(count)]
             processes = [
                 StepProcess(_arguments(context, job_file, "infer", *share), context.say, advance) for share in shares

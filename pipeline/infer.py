@@ -1,4 +1,4 @@
-"""Step 5, infer: one worker on one core works through shards; each result is created once under the fingerprint."""
+"""Step 5, infer: one worker on its cores works through shards; each result is created once under the fingerprint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from compile.compilations import compilations
 from compile.errors import ArtifactError, DeviceError
 from compile.shapes import Shape
 from pipeline.context import Context
-from pipeline.cores import lock_dir, try_lock
+from pipeline.errors import WorkerError
 from pipeline.events import EventLog, now
 from pipeline.execution import Engine, EngineMaker, Executor, Health
 from pipeline.isolation import Isolation, piece_object, suspects
 from pipeline.layout import shard_object
+from pipeline.leases import Lease
+from pipeline.locks import lock_dir, try_lock
 from pipeline.pieces import run_piece
 from pipeline.published import is_published
+from pipeline.renewal import Anew
 from pipeline.run_plan import RunPlan
 from pipeline.shard_result import ShardResult
 from pipeline.shards import Shard, assign
@@ -32,13 +35,15 @@ from pipeline.workloads import load_workload
 
 @dataclass(slots=True)
 class Worker:
-    """One model copy on one core: at most one shape is loaded at a time."""
+    """One model copy on its cores: at most one shape is loaded at a time."""
 
     context: Context
     plan: RunPlan
     toolchain: Toolchain
     log: EventLog
-    core: int
+    lease: Lease | None = None
+    """None of a piece, which has that of the worker that started it."""
+    may_start_anew: bool = False
     health: Health = field(default_factory=Health)
     counts: dict[int, SplitCounts] = field(default_factory=dict)
     loaded: tuple[Shape, Engine] | None = None
@@ -49,9 +54,23 @@ class Worker:
     """Shards that somebody was isolating when this worker began."""
     careful: bool = False
     """A row was found that kills its process: no shard of this run is executed in this one any more."""
+    used: bool = False
+    """A model was loaded here: on NeuronCores, no other process can have them before this one ends or starts anew."""
+    anew: Anew | None = None
+    """How it is to go on, when not in this process as it is."""
 
     def run(self, index: int, of: int) -> None:
-        """Do the shards of worker `index`, then what other workers have left; returns when its own are all done."""
+        """Do the shards of worker `index`, then what other workers have left; returns when its own are all done.
+
+        Or earlier, with `anew` set: between two shards, or before one that only a process without a model can do.
+        """
+        for shard, wait in self._order(index, of):
+            self._attempt(shard, wait)
+            if self.anew:
+                return
+
+    def _order(self, index: int, of: int) -> Iterator[tuple[Shard, bool]]:
+        """Shards to attempt, and whether to wait for whoever is at one."""
         lists = assign(self.plan.shards, self.plan.shape_plan, of)
         own = lists[index]
         others = [shard for other in (*lists[index + 1 :], *lists[:index]) for shard in reversed(other)]
@@ -61,9 +80,14 @@ class Worker:
         # A suspect of another worker may be in the hands of another host, which no lock here tells.
         for number in (*own, *(other for other in others if other not in self.suspects)):
             if number not in done:
-                self._attempt(self.plan.shards[number], wait=False)
+                yield self.plan.shards[number], False
         for number in own:  # another worker of this host took one and may have died with it
-            self._attempt(self.plan.shards[number], wait=True)
+            yield self.plan.shards[number], True
+
+    @property
+    def core(self) -> int:
+        """Which one its events are about; -1 of a piece."""
+        return self.lease.core if self.lease else -1
 
     def _attempt(self, shard: Shard, wait: bool) -> None:
         uri = shard_object(self.plan.uri, shard.index)
@@ -75,12 +99,38 @@ class Worker:
         with try_lock(lock, wait) as held:
             if not held or self.context.objects.exists(uri):
                 return
-            if self.careful or trace.exists() or shard.index in self.suspects:
+            apart = self.careful or trace.exists() or shard.index in self.suspects
+            if self._gives_way() or (apart and not self._can_lend_its_cores(shard)):
+                return
+            if apart:
                 self._isolate(shard, uri)
                 trace.unlink(missing_ok=True)
             else:
                 with finished_first(), _traced(trace):
                     self._infer(shard, uri)
+
+    def _gives_way(self) -> bool:
+        """Whether a job with fewer cores is to have these, now that a shard was done on them and more are left."""
+        if self.lease is None or not self.may_start_anew or not self.shards:
+            return False
+        job = self.lease.wanted_by()
+        if job is None:
+            return False
+        self.context.say(f"infer: core {self.core} goes to job {job}, which has fewer; this worker waits for another")
+        self.anew = "in the queue"
+        return True
+
+    def _can_lend_its_cores(self, shard: Shard) -> bool:
+        """Whether a child of this process could use them; if not, it starts anew before it isolates the shard."""
+        if not (self.used and self.lease and self.lease.bound):
+            return True
+        if not self.may_start_anew:
+            raise WorkerError(
+                f"shard {shard.index} has to be executed in a process of its own, which cannot have NeuronCores that "
+                "this one has used; run the infer step again"
+            )
+        self.anew = "with its cores"
+        return False
 
     def _infer(self, shard: Shard, uri: str) -> None:
         started = now()
@@ -101,9 +151,11 @@ class Worker:
         started = now()
         block = self.read(shard)
         kind = load_task(self.plan.job.task).output_type(self.plan.model.labels)
+        descriptors = self.lease.descriptors if self.lease else ()
         isolation = Isolation(
             self.context.objects, self.plan.uri, shard.index, kind, self.health,
-            lambda start, stop: run_piece(self.plan.uri, shard.index, start, stop, self.context.say), self.context.say,
+            lambda start, stop: run_piece(self.plan.uri, shard.index, start, stop, self.context.say, descriptors),
+            self.context.say,
         )  # fmt: skip
         read = now()
         result = isolation.run(shard.rows)
@@ -153,6 +205,7 @@ class Worker:
 
     def _load(self, shard: Shard) -> Engine:
         shape = self.plan.shape_plan.shapes[shard.shape]
+        self.used = True
         if self.engines is None:
             self.engines = load_workload(self.plan.job.task).engines(self.context, self.plan)
         if self.loaded is None or self.loaded[0] != shape:
@@ -192,18 +245,24 @@ def _traced(trace: Path) -> Iterator[None]:
     trace.unlink(missing_ok=True)
 
 
-def infer_shards(context: Context, plan: RunPlan, index: int, of: int, core: int, log: EventLog) -> dict[str, int]:
-    """Work as worker `index` of `of`. Raises ArtifactError, StorageError, DeviceError; finished shards stay."""
+def infer_shards(
+    context: Context, plan: RunPlan, index: int, of: int, lease: Lease, log: EventLog, *, may_start_anew: bool = False
+) -> tuple[dict[str, int], Anew | None]:
+    """Work as worker `index` of `of`; how to go on where it is not done. Finished shards stay.
+
+    Raises ArtifactError, StorageError, DeviceError, WorkerError.
+    """
     before = compilations()
-    worker = Worker(context, plan, job_toolchain(context, plan.model), log, core)
+    worker = Worker(context, plan, job_toolchain(context, plan.model), log, lease, may_start_anew)
     worker.run(index, of)
-    return {"shards": worker.shards, "rows": worker.rows, "compilations": _compiled(plan, before)}
+    result = {"shards": worker.shards, "rows": worker.rows, "compilations": _compiled(plan, before)}
+    return result, worker.anew
 
 
 def infer_piece(context: Context, plan: RunPlan, number: int, start: int, stop: int, log: EventLog) -> dict[str, int]:
     """Store the results of rows [start, stop) of a shard apart; without rows, test the device with padding alone."""
     before = compilations()
-    worker = Worker(context, plan, job_toolchain(context, plan.model), log, core=-1)
+    worker = Worker(context, plan, job_toolchain(context, plan.model), log)
     shard = plan.shards[number]
     executor = worker.executor(shard, worker.say_fault(shard))
     if start == stop:

@@ -27,6 +27,20 @@ class Neuron(pydantic.BaseModel):
     tensor_parallel_size: int = Field(1, strict=True, ge=1, description="cores that one copy of a decoder spans")
     on_device_sampling: bool = Field(False, description="of decoders; texts then depend on their company")
 
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Neuron:
+        if self.cores == "throughput" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size: {self.tensor_parallel_size} cores for one copy are cores: latency; "
+                "cores: throughput is one copy per core"
+            )
+        return self
+
+    @property
+    def cores_per_copy(self) -> int:
+        """Neighbouring NeuronCores that a worker leases."""
+        return self.tensor_parallel_size if self.cores == "latency" else 1
+
     def settings(self) -> NeuronSettings:
         """What of it reaches the targets."""
         given = self.model_dump(exclude={"cores", "compile_timeout_minutes"})

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 PARENT_VARIABLE = "LENGTHWISE_PARENT_PID"
@@ -42,7 +42,9 @@ class StepProcess:
         say: Callable[[str], None],
         advance: Callable[[int], None],
         environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> None:
+        """`descriptors` are open files that it inherits, for example a lease."""
         self._say = say
         self._advance = advance
         self.errors: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -55,6 +57,7 @@ class StepProcess:
             text=True,
             errors="replace",
             env={**os.environ, **(environment or {}), PARENT_VARIABLE: str(os.getpid())},
+            pass_fds=descriptors,
         )
         self._threads = [
             threading.Thread(target=follow, daemon=True) for follow in (self._follow_out, self._follow_err)

@@ -92,8 +92,16 @@ def _shapes(report: dict[str, Any]) -> RenderableType:
 
 
 def _cores(report: dict[str, Any]) -> RenderableType:
-    parts = [f"core {core['core']} on {core['host']}: {_share(core['busy_share'])} busy" for core in report["cores"]]
-    return Text("; ".join(parts))
+    return Text("; ".join(f"core {core['core']} on {core['host']}: {_busy(core)}" for core in report["cores"]))
+
+
+def _busy(core: dict[str, Any]) -> str:
+    busy = f"{_share(core['busy_share'])} busy"
+    if "device_busy_share" not in core:
+        return busy
+    errors = ", ".join(f"{kind} {count}" for kind, count in core["device_errors"].items()) or "no"
+    device = f"device {_share(core['device_busy_share'])} busy, {_number(core['device_memory_mb'])} MB, {errors} errors"
+    return f"{busy} ({device})"
 
 
 def _rejects(report: dict[str, Any]) -> list[RenderableType]:
@@ -170,10 +178,32 @@ def doctor_view(found: dict[str, Any]) -> RenderableType:
             able += "; over the test double of the SDK: no result of a device"
         table.add_row(target["name"], target["unavailable"] or able, ", ".join(target["precisions"]), versions)
     lines = [f"{name}: {value}" for name, value in found["machine"].items()]
-    return Group(Text("\n".join(lines)), table, _neuron_matrix(found["neuron"]))
+    lines += [*_neuron(found["neuron"]), *_leases(found["leases"])]
+    return Group(Text("\n".join(lines)), table, _stacks(found["stacks"]))
 
 
-def _neuron_matrix(rows: list[dict[str, str]]) -> RenderableType:
+def _neuron(neuron: dict[str, Any]) -> list[str]:
+    lines = [f"NeuronCores: {neuron['unavailable'] or ', '.join(map(str, neuron['usable_cores']))}"]
+    for device in neuron["devices"]:
+        users = ", ".join(f"pid {user['pid']} {user['command']}".strip() for user in device["processes"])
+        lines.append(
+            f"  device {device['device']}: cores {', '.join(map(str, device['cores']))}; "
+            f"{device['memory_bytes'] / (1 << 30):.0f} GiB; used by {users or 'nobody'}"
+        )
+    return lines
+
+
+def _leases(leases: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for lease in leases:
+        cores = ", ".join(map(str, lease["cores"]))
+        kind = "NeuronCore" if lease["kind"] == "neuron" else "core"
+        state = f"{kind} {cores}: leased by" if cores else f"{kind}s: waited for by"
+        lines.append(f"{state} job {lease['job']}, pid {lease['pid']}, for {lease['seconds']:.0f} s")
+    return lines
+
+
+def _stacks(rows: list[dict[str, str]]) -> RenderableType:
     table = Table(title="AWS Neuron: supported stacks, and what they were tested on", title_justify="left")
     names = ("device", "task", "stack", "tested", "future")
     for name in names:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from compile.planner import make_plan
 from compile.shapes import ShapePlan
 from pipeline.context import Context
-from pipeline.event_tally import EventTally, ShardEvent
+from pipeline.event_tally import DeviceUsage, EventTally, ShardEvent
 from pipeline.events import read_events, union_seconds
 from pipeline.layout import snapshot_events_folder
 from pipeline.manifest import Manifest
@@ -145,7 +145,7 @@ def _predicted_seconds(plan: ShapePlan, shards: Sequence[ShardEvent]) -> float:
 
 
 def _cores(tally: EventTally, infer_seconds: float) -> list[dict[str, Any]]:
-    """Per core, the share of the infer step's seconds in which it executed batches."""
+    """Per copy's (first) core, the share of the infer step's seconds in which it executed batches."""
     return [
         {
             "host": host,
@@ -153,9 +153,19 @@ def _cores(tally: EventTally, infer_seconds: float) -> list[dict[str, Any]]:
             "shards": tally.shards_done[host, core],
             "execute_seconds": round(busy_s, 3),
             "busy_share": busy_s / infer_seconds if infer_seconds else None,
+            **(_device(tally.devices[host, core]) if (host, core) in tally.devices else {}),
         }
         for (host, core), busy_s in sorted(tally.busy_s.items())
     ]
+
+
+def _device(usage: DeviceUsage) -> dict[str, Any]:
+    """What neuron-monitor saw of the copy's NeuronCores; the share is of the seconds that it reported on."""
+    return {
+        "device_busy_share": usage.busy_s / usage.monitored_s if usage.monitored_s else None,
+        "device_memory_mb": round(usage.memory_bytes / 1e6, 1),
+        "device_errors": dict(usage.errors),
+    }
 
 
 def _shapes(plan: RunPlan, shape_plan: ShapePlan, shards: Sequence[ShardEvent]) -> list[dict[str, Any]]:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.building import compile_run, missing_shapes
 from pipeline.commit import commit_run
 from pipeline.context import Context
-from pipeline.cores import available_cores, leased_core, sweep_locks
+from pipeline.cores import core_pool
 from pipeline.declared_schema import check_schema
 from pipeline.errors import StorageError, WorkerError
 from pipeline.events import EventLog, now, timed
 from pipeline.generation import start_over
 from pipeline.infer import infer_piece, infer_shards
 from pipeline.layout import shard_object, snapshot_events_folder
+from pipeline.leases import Lease, leased
+from pipeline.locks import sweep_locks
 from pipeline.manifest import Manifest, committed
 from pipeline.models import job_model
+from pipeline.neuron_monitor import monitored
 from pipeline.planning import plan_run
 from pipeline.publish import publish_split
 from pipeline.published import is_published
+from pipeline.renewal import Anew, done_before
 from pipeline.report import load_report, write_report
 from pipeline.retry import retriable
 from pipeline.run_plan import RunPlan, load_run
@@ -135,7 +140,7 @@ def plan(context: Context, snapshot_uri: str, *, retry_of: str | None = None) ->
         "shards": len(planned.shards),
         "shapes": [str(shape) for shape in planned.shape_plan.shapes],
         "parts": planned.parts,
-        "workers": context.workers,
+        "workers": context.infer_workers,
         "missing": [str(shape) for shape in missing_shapes(context, planned)],
         "published": is_published(context, planned),
     }
@@ -152,21 +157,48 @@ def compile_artifacts(
     return result
 
 
-def infer(context: Context, run_uri: str, index: int = 0, of: int = 1) -> dict[str, Any]:
-    """Work as one of `of` workers on a leased core: {shards, rows, compilations}."""
+def infer(
+    context: Context,
+    run_uri: str,
+    index: int = 0,
+    of: int = 1,
+    *,
+    start_anew: Callable[[Lease | None, dict[str, int]], NoReturn] | None = None,
+) -> dict[str, Any]:
+    """Work as one of `of` workers on leased cores: {shards, rows, compilations}.
+
+    With `start_anew`, where this process is a worker and nothing else, it gives its cores to a job that has fewer.
+    """
     context, planned = _resume(context, run_uri)
-    if is_published(context, planned) or not planned.shards:
-        return {"shards": 0, "rows": 0, "compilations": 0}
     result = {"shards": 0, "rows": 0, "compilations": 0}
-    lease = leased_core(available_cores(), context.say)
-    with (
-        _unless_published(context, planned),
-        lease as core,
-        _run_step(context, "infer", planned, index) as (log, fields),
-    ):
-        result = infer_shards(context, planned, index, of, core, log)
-        fields.update(result, core=core)
+    if is_published(context, planned) or not planned.shards:
+        return result
+    with _unless_published(context, planned):
+        result, anew, lease = _work(context, planned, index, of, start_anew is not None)
+        done = done_before()
+        result = {name: count + done.get(name, 0) for name, count in result.items()}
+        if anew and start_anew:
+            start_anew(lease if lease.kept else None, result)
     return result
+
+
+def _work(
+    context: Context, planned: RunPlan, index: int, of: int, may_start_anew: bool
+) -> tuple[dict[str, int], Anew | None, Lease]:
+    """As far as this process goes; the lease has ended then, unless it is kept for the process that comes after it."""
+    with leased(core_pool(planned.job), planned.job.name, context.say) as lease:
+        with _run_step(context, "infer", planned, index) as (log, fields), _monitored(context, planned, lease, index):
+            result, anew = infer_shards(context, planned, index, of, lease, log, may_start_anew=may_start_anew)
+            fields.update(result, core=lease.core, cores=lease.cores)
+        lease.kept = anew == "with its cores"
+    return result, anew, lease
+
+
+def _monitored(context: Context, planned: RunPlan, lease: Lease, index: int) -> contextlib.AbstractContextManager[None]:
+    if lease.kind == "cpu":
+        return contextlib.nullcontext()
+    log = EventLog(context.objects, f"{planned.uri}/events/", step="monitor", index=index)
+    return monitored(lease.cores, log, context.say)
 
 
 def piece(context: Context, run_uri: str, shard: int, start: int, stop: int) -> dict[str, Any]:

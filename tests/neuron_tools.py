@@ -28,6 +28,7 @@ def double_environment(host: str | None = INF2, **settings: str | Path) -> dict[
     variables = {f"NEURON_DOUBLE_{name.upper()}": str(value) for name, value in settings.items()}
     return {
         "PYTHONPATH": os.pathsep.join([str(DOUBLE), *given]),
+        "PATH": os.pathsep.join([str(DOUBLE / "bin"), os.environ.get("PATH", "")]),
         "HF_HUB_OFFLINE": "1",
         "NEURON_DOUBLE_HOST": host or "",
         **variables,

@@ -30,7 +30,7 @@ PARSED_BY_AIRFLOW = [
 IMPURE = {
     "os", "io", "sys", "time", "logging", "socket", "subprocess", "threading", "multiprocessing", "tempfile", "shutil",
     "glob", "fcntl", "urllib", "requests", "random", "uuid", "secrets", "boto3", "botocore", "pipeline.objects",
-    "pipeline.context", "pipeline.cores", "pipeline.events",
+    "pipeline.context", "pipeline.cores", "pipeline.leases", "pipeline.locks", "pipeline.events",
 }  # fmt: skip
 """I/O, clocks, the environment, logging and chance."""
 PURE = [
@@ -44,6 +44,8 @@ PURE = [
     "pipeline/column_paths.py",
     "pipeline/rejects.py",
     "pipeline/budget.py",
+    "pipeline/core_sharing.py",
+    "pipeline/neuron_usage.py",
     "pipeline/splits.py",
     "pipeline/shards.py",
     "pipeline/columns.py",

@@ -11,7 +11,7 @@ import pytest
 
 from jobs import DS, JobHome, make_home, published, put_rows, rows
 from pipeline import flow, steps
-from pipeline.cores import lock_dir, sweep_locks, try_lock
+from pipeline.locks import lock_dir, sweep_locks, try_lock
 from pipeline.objects import Objects
 from pipeline.sweep import partitions, sweep_partition
 

@@ -14,6 +14,7 @@ are ignored, nothing is laid out on cores. It is found only where its folder is 
 | TOKEN | only rows whose first input holds this token id are at fault; without it all are |
 | SLOW | JSON, seconds by shape (batch x length), such as `{"6x40": 0.05}` |
 | MEMORY | bytes that a core's device memory has |
+| CORES | a folder in which processes lock the cores they have used until they end, as the driver has them do |
 
 COMPILE and EXECUTE hold for one shape only where `@6x40` follows.
 """
@@ -21,6 +22,7 @@ COMPILE and EXECUTE hold for one shape only where `@6x40` follows.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 from typing import Any
@@ -92,7 +94,24 @@ def check_host() -> list[int]:
         raise RuntimeError(
             f"[neuron test double] nrt_init: NRT_INVALID: cores {first}-{last or first} of {count} cores"
         )
+    _reserve(visible)
     return visible
+
+
+_reserved: dict[int, int] = {}
+"""Core -> the open file that is this process's hold on it."""
+
+
+def _reserve(cores: list[int]) -> None:
+    """As the runtime does when it starts: all visible cores, until the process ends. Raises RuntimeError."""
+    folder = setting("CORES")
+    for core in cores if folder else ():
+        if core not in _reserved:
+            _reserved[core] = os.open(f"{folder}/{core}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(_reserved[core], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(f"[neuron test double] nrt_init: core {core} is used by another process") from None
 
 
 def check_memory(size_bytes: int) -> None:
