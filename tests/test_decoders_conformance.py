@@ -33,10 +33,11 @@ KINDS = [
     *([("torch", "bf16"), ("openvino-slots", "bf16")] if has_bf16() else []),
 ]
 MODELS = [
-    (target, precision, architecture)
+    pytest.param(target, precision, architecture, marks=[pytest.mark.slow] if slow else [])
     for target, precision in KINDS
     for architecture in ARCHITECTURES
     if target != "neuron" or (architecture in NEURON and (precision == "fp32" or architecture == "llama"))
+    for slow in [(target, architecture) == ("neuron", "phi3")]
 ]
 LENGTHS = [17, 2, 40, 33, 9, 31, 40, 1]
 
@@ -100,12 +101,14 @@ def feed(decoder: StaticDecoder, slot: int, tokens: NDArray[np.int64], prompt: i
 
 
 @pytest.mark.parametrize(
-    ("target", "architecture"), [(target, name) for target, precision, name in MODELS if precision == "fp32"]
+    ("target", "precision", "architecture"), [model for model in MODELS if model.values[1] == "fp32"]
 )
-def test_greedy_texts_are_those_of_transformers(decoders, models, target: str, architecture: str) -> None:
+def test_greedy_texts_are_those_of_transformers(
+    decoders, models, target: str, precision: str, architecture: str
+) -> None:
     """Token for token, fp32, over more prompts than slots, so that slots are refilled next to living rows."""
     texts = prompts(LENGTHS)
-    found = generate(decoders(target, "fp32", architecture), texts, Sampling(max_new_tokens=16, eos_token_id=(EOS,)))
+    found = generate(decoders(target, precision, architecture), texts, Sampling(max_new_tokens=16, eos_token_id=(EOS,)))
     for index, text in enumerate(texts):
         expected = greedy_by_transformers(models(architecture), text, 16)
         assert list(found[str(index)].token_ids) == expected

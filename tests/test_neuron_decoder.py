@@ -13,17 +13,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from artifact_tools import open_store, random_rows
 from neuron_tools import events, neuron_double
 from numpy.typing import NDArray
 from tiny_decoders import EOS, greedy_by_transformers, make_decoder, prompts
 
+from compile.artifacts import artifact_spec
+from compile.costs import default_costs
 from compile.errors import ArtifactError, CompileError, DeviceError, ModelError, ShapeMismatch, TargetUnavailable
+from compile.generation.build import build_missing_decoders
 from compile.generation.parity import CausalReference, prove_decoder
 from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import as_generator
+from compile.model import read_model
 from compile.neuron_settings import NeuronSettings
 from compile.parity import TOLERANCES
+from compile.planner import make_plan
 from compile.shapes import Shape
 from compile.targets.decoders import Generator, StaticDecoder
 from compile.targets.neuron_decoder import NeuronDecoderTarget, make
@@ -326,6 +332,7 @@ def test_more_ranks_than_the_double_has_are_refused_by_it(model: Path, tmp_path:
         exported(model, tmp_path, target)
 
 
+@pytest.mark.slow  # test_neuron_compiler.py has the same of encoders
 def test_a_compiler_that_is_killed_is_an_error_with_advice(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +355,27 @@ def test_an_artifact_is_an_export_for_everyone(on_host: Path, model: Path) -> No
     )
     expected = greedy_by_transformers(model, text, NEW_TOKENS)
     assert found[0, 11 : 11 + len(expected)].tolist() == expected
+
+
+def test_compiled_without_a_device_it_is_pending_until_it_was_proven_on_one(model: Path, tmp_path: Path) -> None:
+    store, info = open_store(tmp_path), read_model(model, classifier=False)
+    plan = make_plan([SHAPE], default_costs("neuron", NEW_TOKENS))
+    given = (plan, "bf16", random_rows(info, [3, 20, 9]), TOLERANCES["bf16"])
+    with neuron_double(None):
+        (made,) = build_missing_decoders(store, HOST, info, model, *given)
+    assert (made.parity, made.timing) == (None, None)
+    assert "checkpoint/weights/tp0_sharded_checkpoint.safetensors" in made.files
+    assert {"compile.log", "tokenizer.json", "model.pt", "neuron_config.json"} < set(made.files)
+    log = tmp_path / "log"
+    with neuron_double(log=log):
+        (proven,) = build_missing_decoders(store, HOST, info, model, *given)
+        spec = artifact_spec(HOST, info, SHAPE, "bf16")
+        assert np.isfinite(store.load(spec, HOST).prefill([0], prompts([7]))).all()
+    assert proven.parity is not None
+    assert proven.parity.generation is not None
+    assert (proven.parity.passed, proven.parity.moved_rows, proven.parity.generation.promised) == (True, 0, True)
+    assert proven.timing is not None
+    assert events(log, "compile") == []
 
 
 def test_candidates_are_few_and_their_caches_small() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from compile.errors import DeviceError
 from compile.generation.slots import SlotGrid
 from compile.targets.decoders import check_decode, check_prefill, padded_prompts
+from compile.targets.neuron import told
 
 GREEDY = (1.0, 1.0, 1.0)
 """top_k, top_p, temperature: what both graphs take per row, and use only where they sample themselves."""
@@ -68,12 +69,5 @@ class NeuronGraphs:
                     sampling_params=torch.tensor([params] * len(ids), dtype=torch.float32),
                 )
         except (RuntimeError, torch.jit.Error) as error:  # the second is what TorchScript itself raises
-            raise DeviceError(f"neuron: {self.grid}: {_cause(error)}") from error
+            raise DeviceError(f"neuron: {self.grid}: {told(error)}") from error
         return np.asarray(found.numpy())
-
-
-def _cause(error: Exception) -> str:
-    """What the runtime says, without TorchScript's listings before it and Python's after it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "Error: " in line] or lines[-1:]
-    return told[-1][-500:] if told else repr(error)
