@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile.shapes import ShapePlan
+from pipeline.batch_api.duplicates import find_duplicates
 from pipeline.budget import check_budget
 from pipeline.context import Context
 from pipeline.digests import code_version, digest
@@ -64,12 +65,23 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
         drift=drift,
         retry_of=retry_of,
     )
+    if context.job.input.is_batch_api and retry_of is None:
+        _reject_duplicates(context, plan, splits)
     context.objects.put_new(plan_object(plan.uri), json.dumps(plan.to_json()).encode())
     context.say(
         f"plan: {sum(split.accepted for split in splits):,} rows in {len(plan.shards)} shards of "
         f"{len(shape_plan.shapes)} shapes ({', '.join(map(str, shape_plan.shapes))})"
     )
     return load_run(context.objects, plan.uri)
+
+
+def _reject_duplicates(context: Context, plan: RunPlan, splits: Sequence[SplitCounts]) -> None:
+    """Find the lines that repeat a custom_id; a night with too many of them is not generated."""
+    found = find_duplicates(context.objects, plan.tokens_uri, len(splits), plan.uri)
+    if found.rows:
+        context.say(f"plan: {found.rows:,} lines repeat a custom_id")
+        reasons = [*(split.reasons for split in splits), {"duplicate_id": found.accepted}]
+        check_budget(context.job.reject_budget, sum(split.rows for split in splits), reasons)
 
 
 def _shards(job: Job, splits: Sequence[SplitCounts], shape_plan: ShapePlan) -> list[Shard]:

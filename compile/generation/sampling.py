@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -28,6 +29,11 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     """Over prompt and new tokens."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that is among the new ones. This and the next are OpenAI's and vLLM's;
+    transformers has neither."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that a token is among the new ones."""
     no_repeat_ngram_size: int = 0
     """Over prompt and new tokens; 0 allows all."""
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
@@ -50,6 +56,8 @@ class Sampling:
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite"),
             ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "at least 0"),
             ("sequence_bias", all(ids for ids, _ in self.sequence_bias), "given for at least one token id each"),
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
@@ -154,12 +162,30 @@ def rules(sampling: Sampling, prompt_tokens: int) -> list[Any]:
         found.append(process.SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in sampling.sequence_bias]))
     if sampling.repetition_penalty != 1.0:
         found.append(process.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        found.append(_Penalties(sampling.presence_penalty, sampling.frequency_penalty, prompt_tokens))
     if sampling.no_repeat_ngram_size:
         found.append(process.NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram_size))
     if sampling.min_new_tokens and sampling.ends:
         ends = sorted(sampling.ends)
         found.append(process.MinNewTokensLengthLogitsProcessor(prompt_tokens, sampling.min_new_tokens, ends))
     return found
+
+
+class _Penalties:
+    """As https://platform.openai.com/docs/api-reference/chat defines the two penalties; over new tokens alone."""
+
+    def __init__(self, presence: float, frequency: float, prompt_tokens: int) -> None:
+        self._presence = presence
+        self._frequency = frequency
+        self._prompt_tokens = prompt_tokens
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        """Token ids (1, tokens) and scores (1, vocab), as transformers' processors are called."""
+        tokens, counts = ids[0, self._prompt_tokens :].unique(return_counts=True)
+        penalised = scores.clone()
+        penalised[0, tokens] -= self._presence + self._frequency * counts
+        return penalised
 
 
 def warpers(sampling: Sampling) -> list[Any]:

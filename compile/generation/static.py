@@ -21,6 +21,7 @@ class _Text:
     """One request in progress."""
 
     request: Request
+    sampling: Sampling
     limit: int
     chooser: Chooser
     matcher: Matcher | None
@@ -50,7 +51,7 @@ class StaticGenerator:
 
         Raises ValueError before anything runs when a prompt or a limit does not fit, DeviceError when a graph fails.
         """
-        limits = [_limit(request, sampling) for request in requests]
+        limits = [request.limit(sampling) for request in requests]
         works = [
             Work(len(request.token_ids), limit, request.expected_tokens)
             for request, limit in zip(requests, limits, strict=True)
@@ -75,7 +76,7 @@ class StaticGenerator:
             texts = [living[index] for index in step.works]
             logits = self._execute(step, texts)
             for one, line in zip(texts, logits, strict=True):
-                _advance(one, line, sampling, text)
+                _advance(one, line, text)
             scheduler.finish([slot for slot, one in zip(step.slots, texts, strict=True) if one.reason])
             self.use = scheduler.use()
             for index, one in zip(step.works, texts, strict=True):
@@ -99,24 +100,22 @@ def as_generator(loaded: StaticDecoder | Generator) -> Generator:
     return loaded if isinstance(loaded, Generator) else StaticGenerator(loaded)
 
 
-def _limit(request: Request, sampling: Sampling) -> int:
-    return min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
-
-
 def _begin(request: Request, limit: int, sampling: Sampling, text: TextRules, step: int) -> _Text:
     tokens = np.concatenate([request.token_ids.astype(np.int64), np.zeros(limit, np.int64)])
+    own, constraint = request.settings(sampling), request.rules(text).constraint
     return _Text(
         request=request,
+        sampling=own,
         limit=limit,
-        chooser=Chooser(sampling, request.token_ids.tolist(), request.row_id, request.sample),
-        matcher=text.constraint.matcher() if text.constraint else None,
+        chooser=Chooser(own, request.token_ids.tolist(), request.row_id, request.sample),
+        matcher=constraint.matcher() if constraint else None,
         tokens=tokens,
         count=len(request.token_ids),
         first_step=step,
     )
 
 
-def _advance(one: _Text, logits: NDArray[np.float32], sampling: Sampling, text: TextRules) -> None:
+def _advance(one: _Text, logits: NDArray[np.float32], text: TextRules) -> None:
     """Choose the next token of a text and see whether it is the last."""
     if not np.isfinite(logits.max()):  # minus infinity in places is a model's way to rule tokens out
         one.reason = "nan_logits"
@@ -131,7 +130,7 @@ def _advance(one: _Text, logits: NDArray[np.float32], sampling: Sampling, text: 
     one.log_probability += log_probability(logits, token)
     if one.matcher:
         one.matcher.take(token)
-    one.reason = finish_reason(sampling, one.new_tokens, one.limit, text.decode)
+    one.reason = finish_reason(one.sampling, one.new_tokens, one.limit, text.decode)
 
 
 def _completion(one: _Text, step: int) -> Completion:
