@@ -9,6 +9,7 @@ import datetime
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +30,8 @@ CODES = {
     "too_long": "context_length_exceeded", "no_tokens": "invalid_value",
 }  # fmt: skip
 """Reject reason -> the API's code; of all others the reason itself, which is an error of the server."""
-_NAMED = ("missing_id", "bad_endpoint", "bad_messages", "bad_request", "unsupported_field", "unknown_model")
-"""Reasons whose message begins with the field."""
+_FIELD = re.compile(r"(custom_id|method|url|body[\w.]*): ")
+"""How the message of a fault of one field begins."""
 
 
 def output_lines(predictions: pa.Table, ds: str) -> bytes:
@@ -81,11 +82,12 @@ def _choice(sample: Mapping[str, Any], chat: bool) -> dict[str, Any]:
 def _error(row: Mapping[str, Any], custom_id: str | None) -> dict[str, Any]:
     status = status_of(row["reason"])
     message = row["message"]
+    field = _FIELD.match(message)
     place = f"{row['source_uri']}, row {row['source_row']}"
     about = {
         "message": message if custom_id is not None else f"{message} ({place})",
         "type": "server_error" if status == 500 else "invalid_request_error",
-        "param": message.partition(":")[0] if row["reason"] in _NAMED else None,
+        "param": field[1] if field else None,
         "code": CODES.get(row["reason"], row["reason"]),
     }
     response = {"status_code": status, "request_id": _name(row, "request"), "body": {"error": about}}
