@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import string
@@ -326,6 +327,8 @@ class Job(_Strict):
         """The fields that can change an output byte. Not among them: schedule, workers, price, where things lie."""
         relevant = {"task", "target", "max_length", "truncation", "generate"}
         fields: dict[str, Any] = self.model_dump(mode="json", include=relevant)
+        if self.generate is not None and self.generate.json_schema is not None:
+            fields["generate"]["json_schema"] = json.dumps(self.generate.json_schema)  # the order of properties counts
         if self.neuron is not None:
             fields["neuron"] = self.neuron.output_fields()
         fields["input"] = self.input.model_dump(mode="json", exclude={"when_missing"})

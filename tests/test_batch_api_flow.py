@@ -1,4 +1,4 @@
-"""Batch files of OpenAI's Batch API through the whole flow: answers, errors, settings per line, the same bytes again."""
+"""Batch files of OpenAI's Batch API through the flow: answers, errors, settings per line, the same bytes again."""
 
 from __future__ import annotations
 
@@ -232,8 +232,10 @@ def test_workers_change_no_byte_of_any_file(tmp_path: Path, decoder: Path, monke
         home = home_of(tmp_path, decoder, output={"uri": f"{tmp_path}/out-{workers}"}, input={"split_rows": 5})
         report = run_here(home, workers)
         assert (report["predicted"], report["rejected"]) == (23, 2)
-        uris = [Objects().list(f"{tmp_path}/out-{workers}/{table}/") for table in ("predictions", "rejects", "openai")]
-        found.append({uri.partition(f"out-{workers}")[2]: Objects().get(uri) for uri in sum(uris, [])})
+        out = f"{tmp_path}/out-{workers}"
+        tables = ("predictions", "rejects", "openai")
+        uris = [uri for table in tables for uri in Objects().list(f"{out}/{table}/")]
+        found.append({uri.removeprefix(out): Objects().get(uri) for uri in uris})
     assert len(found[0]) == 4
     assert found[0] == found[1]
     order = [line["custom_id"] for line in lines_of(tmp_path, "output", "out-1")]

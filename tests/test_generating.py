@@ -13,10 +13,18 @@ from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from pipeline.execution import Executor, Health
 from pipeline.generating import DecoderEngine, DrawIds
+from pipeline.job import parse_job
 from pipeline.tasks import load_task
 from pipeline.tokenized import ROW, TokenBlock
 
 POISON, LONG, NAN = 99, 98, 97
+JOB = parse_job(
+    {
+        "name": "x", "model": {"uri": "m"}, "task": "generate", "target": "torch", "generate": {"max_new_tokens": 2},
+        "input": {"uri": "in/", "text": "text"}, "output": {"uri": "out"},
+    },
+    "test",
+)  # fmt: skip
 
 
 class Device:
