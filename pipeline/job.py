@@ -22,6 +22,7 @@ from pipeline import job_values
 from pipeline.errors import JobError
 from pipeline.job_generate import BATCH_API_COLUMNS, GENERATED_COLUMNS, Generate
 from pipeline.job_neuron import Neuron
+from pipeline.job_output import Catalog, Output
 from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
@@ -161,39 +162,6 @@ class RejectBudget(_Strict):
 
     rows: int | None = Field(None, strict=True, ge=0)
     share: float = Field(0.01, strict=True, ge=0, le=1)
-
-
-class Catalog(_Strict):
-    """An Iceberg catalog, as pyiceberg takes it; secrets come from variables such as PYICEBERG_CATALOG__<NAME>__URI."""
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", description="in upper case, with _ for -, also in the variables")
-    type: Literal["sql", "rest", "glue", "hive"] | None = Field(None, description="none: as the environment says")
-    namespace: str | None = Field(None, pattern=r"^[A-Za-z0-9_]+$", description="default: from the job's name")
-    properties: dict[str, str] = Field(default_factory=dict, description="uri, warehouse and the like")
-
-    @model_validator(mode="after")
-    def _check(self) -> Catalog:
-        for key, value in self.properties.items():
-            if re.search(r"secret|password|token|credential|access-key", key) or re.search(r"://[^/@]*:[^/@]+@", value):
-                variable = f"PYICEBERG_CATALOG__{self.name}__{key.replace('.', '__')}".upper().replace("-", "_")
-                raise ValueError(f"properties.{key}: no secrets in a job file; set {variable} in the environment")
-        return self
-
-
-class Output(_Strict):
-    """Where the tables go: <uri>/predictions, <uri>/rejects, <uri>/reports, <uri>/metrics."""
-
-    uri: str = Field(min_length=1)
-    all_scores: bool = False
-    table: Literal["parquet", "iceberg"] = "parquet"
-    catalog: Catalog | None = Field(None, description="of the Iceberg tables")
-    grace_hours: float = Field(72, ge=0, allow_inf_nan=False, description="what nobody used for so long is swept")
-
-    @model_validator(mode="after")
-    def _check(self) -> Output:
-        if (self.table == "iceberg") != (self.catalog is not None):
-            raise ValueError("table: iceberg and catalog: {name: ...} belong together; give both or neither")
-        return self
 
 
 class Parity(_Strict):

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+import pyarrow as pa
+
 from pipeline.context import Context
 from pipeline.layout import BATCH_FILES, BATCH_TABLE
 from pipeline.manifest import Manifest
@@ -22,6 +24,9 @@ class WithBatchFiles:
     """See pipeline.tables.TableFormat: another format, and these files under the name BATCH_TABLE."""
 
     tables: TableFormat
+
+    def check_columns(self, context: Context, schemas: dict[str, pa.Schema]) -> None:
+        self.tables.check_columns(context, schemas)
 
     def look(self, context: Context) -> Seen:
         prefix = context.layout.partition(BATCH_TABLE, context.ds)
