@@ -47,6 +47,13 @@ def _named(number: int, line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "custom_id": f"bad-{number}"}
 
 
+def _nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
+
+
 USER = {"role": "user"}
 _WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({**chat(""), "method": "GET"}, "bad_endpoint", "method"),
@@ -91,6 +98,9 @@ _WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     (chat("", response_format={"type": "json_schema"}), "bad_request", "body.response_format"),
     (chat("", guided_regex="("), "bad_request", "body.response_format"),
     (chat("", guided_json={"type": "strin"}), "bad_request", "body.response_format"),
+    (chat("", guided_json=_nested(101)), "bad_request", "body.guided_json"),
+    (chat("", response_format={"type": "json_schema", "json_schema": {"schema": _nested(400)}}), "bad_request",
+     "body.response_format"),
     (chat("", guided_json="{"), "bad_request", "body.guided_json"),
     (chat("", guided_regex="a", guided_choice=["b"]), "bad_request", "body.guided_choice"),
     (chat("", guided_regex="a", ignore_eos=True), "bad_request", "body.ignore_eos"),
@@ -106,7 +116,7 @@ _WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     (chat("", use_beam_search=True), "unsupported_field", "body.use_beam_search"),
     (chat("", add_special_tokens=True), "unsupported_field", "body.add_special_tokens"),
     (chat("", temprature=0.5), "unsupported_field", "body.temprature"),
-]
+]  # fmt: skip
 WRONG = [(_named(number, line), reason, param) for number, (line, reason, param) in enumerate(_WRONG)]
 """Lines with a custom_id, the reason of their reject and the field that is named."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from batch_lines import HARMLESS, HELLO, UNNAMED, WRONG, chat, completion, vllm_example
+from batch_lines import HARMLESS, HELLO, UNNAMED, WRONG, chat, completion, vllm_example, without
+from staging import sqlite_catalog
 from tiny_decoders import CHAT, greedy_by_transformers, make_decoder
 from transformers import AutoTokenizer
 
@@ -18,9 +19,15 @@ from pipeline import planning, steps
 from pipeline.batch_api.answers import CODES, status_of
 from pipeline.errors import JobError, RejectBudgetError
 from pipeline.job import parse_job
+from pipeline.layout import part_object
 from pipeline.manifest import committed
 from pipeline.objects import Objects
+from pipeline.publish import load_summary
+from pipeline.published import is_published
 from pipeline.rejects import INFER_REASONS, REASONS
+from pipeline.run_plan import load_run
+from pipeline.tables import Staged, StagedPart, staged_names, table_format
+from pipeline.tables.batch_files import WithBatchFiles
 
 REFUSING = "{% for m in messages %}{% if m.role == 'refuse' %}{{ raise_exception('no') }}{% endif %}{% endfor %}" + CHAT
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 20}
@@ -288,6 +295,55 @@ def test_a_file_that_was_lost_or_changed_is_written_again(tmp_path: Path, decode
     files[1].write_text("{}\n")
     assert run_here(home)["fingerprint"] == first["fingerprint"]
     assert [file.read_bytes() for file in files] == content
+
+
+def test_a_run_that_dies_between_the_tables_and_the_files_is_ended_by_the_next(tmp_path: Path, decoder: Path) -> None:
+    for folder in (tmp_path / "killed", tmp_path / "calm"):
+        put(folder, [chat("old")])
+        run_here(home_of(folder, decoder))
+        put(folder, [chat("a"), chat("b", n=0), chat("a"), chat("c", **SAMPLED, n=2)])
+    home = home_of(tmp_path / "killed", decoder)
+    context, run = home.context(), planned(home)
+    steps.infer(context, run)
+    steps.publish(context, run)
+    tables = table_format(context)
+    assert isinstance(tables, WithBatchFiles)
+    plan = load_run(Objects(), run)
+    summaries = [load_summary(context, plan, split) for split in range(plan.parts)]
+    parts = {
+        name: [StagedPart(part_object(run, name, one.split), one.files[name]["sha256"]) for one in summaries]
+        for name in staged_names(plan.job)
+    }
+    tables.tables.replace(context, Staged(plan.fingerprint, parts, dict.fromkeys(parts, 0)), tables.look(context))
+    assert [line["custom_id"] for line in lines_of(tmp_path / "killed", "output")] == ["old"]
+    assert not is_published(context, plan)
+    finished(home, run)
+    run_here(home_of(tmp_path / "calm", decoder))
+    for name in ("output", "error"):
+        lines = [lines_of(tmp_path / folder, name) for folder in ("killed", "calm")]
+        assert [without(line, "id", "response") for line in lines[0]] == [
+            without(line, "id", "response") for line in lines[1]
+        ]
+    assert answers_of(tmp_path / "killed") == answers_of(tmp_path / "calm")
+    assert set(answers_of(tmp_path / "killed")) == {"a", "c"}
+    left = {uri.removeprefix(run).split("/")[1] for uri in Objects().list(f"{run}/")}
+    assert left == {"plan.json", "events"}
+
+
+def test_beside_iceberg_tables_the_files_are_the_same(tmp_path: Path, decoder: Path) -> None:
+    lines = [chat("a", **SAMPLED, n=2), completion("b"), chat("c", n=0)]
+    for folder in (tmp_path / "plain", tmp_path / "iceberg"):
+        put(folder, lines)
+    run_here(home_of(tmp_path / "plain", decoder))
+    home = home_of(tmp_path / "iceberg", decoder, output=sqlite_catalog(tmp_path))
+    first = run_here(home)
+    assert answers_of(tmp_path / "iceberg") == answers_of(tmp_path / "plain")
+    assert [line["custom_id"] for line in lines_of(tmp_path / "iceberg", "error")] == ["c"]
+    file = tmp_path / f"iceberg/out/openai/ds={DS}/output.jsonl"
+    content = file.read_bytes()
+    file.unlink()
+    assert run_here(home)["fingerprint"] == first["fingerprint"]
+    assert file.read_bytes() == content
 
 
 def test_too_many_repeated_ids_stop_the_run_before_it_generates(tmp_path: Path, decoder: Path) -> None:

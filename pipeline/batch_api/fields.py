@@ -20,6 +20,8 @@ HARMLESS = frozenset({
 })  # fmt: skip
 """Change no text, whatever their value."""
 
+MAX_DEPTH = 100
+"""Of a schema: deeper ones would be read here and break a later step, which has less of the stack left."""
 _NO: tuple[Any, ...] = ()
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,), "stream_options": _NO, "logprobs": (False,), "top_logprobs": (0,), "prompt_logprobs": _NO,
@@ -146,7 +148,7 @@ def _formatted(response_format: Mapping[str, Any]) -> list[Any]:
     named = response_format.get("json_schema")
     if not isinstance(named, dict) or not isinstance(named.get("schema"), dict):
         raise FieldError("bad_request", "body.response_format", "write json_schema: {name: ..., schema: {...}}")
-    return ["json_schema", named["schema"]]
+    return ["json_schema", _schema("body.response_format", named["schema"])]
 
 
 def _structured(asked: Mapping[str, Any]) -> list[Any]:
@@ -175,7 +177,19 @@ def _schema(field: str, value: Any) -> dict[str, Any]:
         raise FieldError("bad_request", field, f"is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise FieldError("bad_request", field, f"{_shown(found)} is no JSON schema")
+    if _depth(found) > MAX_DEPTH:
+        raise FieldError("bad_request", field, f"is nested over {MAX_DEPTH} levels deep")
     return found
+
+
+def _depth(value: Any) -> int:
+    """Lists and objects within each other, counted up to just over MAX_DEPTH and without recursion."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        inner = [one for one in level if isinstance(one, dict | list)]
+        level = [item for one in inner for item in (one.values() if isinstance(one, dict) else one)]
+        depth += bool(inner)
+    return depth
 
 
 def _choice(texts: list[str]) -> str:
