@@ -86,7 +86,9 @@ def _reject_duplicates(context: Context, plan: RunPlan, splits: Sequence[SplitCo
 
 def _shards(job: Job, splits: Sequence[SplitCounts], shape_plan: ShapePlan) -> list[Shard]:
     """A row that is given new tokens holds its slot for their length, too, and once for each of its samples."""
-    return cut_shards(splits, shape_plan, SHARD_SLOT_TOKENS // job.samples, job.new_tokens)
+    rows = sum(split.accepted for split in splits)
+    samples = max(1, -(-sum(split.samples for split in splits) // max(1, rows)))  # the mean, where rows ask themselves
+    return cut_shards(splits, shape_plan, SHARD_SLOT_TOKENS // samples, job.new_tokens)
 
 
 def _identity(

@@ -74,6 +74,8 @@ class Accepted:
     """The true label where the job names its column and the row has one."""
     request: str | None = None
     """Of a line of a batch file, what it asks for beside its prompt; JSON with url, model and asked."""
+    samples: int | None = None
+    """How many texts it asks for, where it says so."""
 
 
 def reject(stage: str, reason: str, message: str, original: Any) -> Reject:

@@ -37,6 +37,8 @@ class SplitBuilder:
         self._accepted = 0
         self.piece_rows: list[int] = []
         self._ids = bytearray()
+        self._job_samples = job.samples
+        self._samples = 0
 
     def reject(self, piece: int, row: int, fault: Reject) -> None:
         self._reasons[fault.reason] += 1
@@ -63,6 +65,7 @@ class SplitBuilder:
                 self.reject(piece, row, dataclasses.replace(checked, row_id=accepted.row_id))
             else:
                 kept.append(checked)
+                self._samples += accepted.samples or self._job_samples
                 self._name(accepted.row_id, piece, row, accepted=True)
                 self._kept.add((piece, row, accepted.row_id, accepted.label, accepted.request, *accepted.kept))
         records = np.empty(len(kept), ROW)
@@ -93,6 +96,7 @@ class SplitBuilder:
             truncated_rows=int((records["truncated"] > 0).sum()),
             truncated_tokens=int(records["truncated"].sum()),
             piece_rows=tuple(self.piece_rows),
+            samples=self._samples,
         )
         return summary, tokens, rows, self._kept.table(), self._rejects.table()
 

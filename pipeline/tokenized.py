@@ -44,6 +44,8 @@ class SplitCounts:
     truncated_tokens: int
     piece_rows: Sequence[int]
     """Rows (or lines) that each piece of the split holds, which gives the next piece of the object its offset."""
+    samples: int = 0
+    """Output rows that the accepted rows ask for."""
 
     @property
     def accepted(self) -> int:

@@ -249,6 +249,17 @@ def test_workers_change_no_byte_of_any_file(tmp_path: Path, decoder: Path, monke
     assert order == [line["custom_id"] for line in lines if line is not lines[20]]
 
 
+def test_shards_are_cut_by_the_texts_that_lines_ask_for(
+    tmp_path: Path, decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "SHARD_SLOT_TOKENS", 64 * 76)
+    found = {}
+    for n in (1, 4, 16):
+        put(tmp_path / str(n), [chat(f"r{row}", temperature=1, n=n) for row in range(64)])
+        found[n] = len(load_run(Objects(), planned(home_of(tmp_path / str(n), decoder))).shards)
+    assert found == {1: 1, 4: 4, 16: 16}
+
+
 def test_a_seed_of_a_line_belongs_to_it_and_its_draws_to_its_custom_id(tmp_path: Path, decoder: Path) -> None:
     put(tmp_path, [chat(f"r{n}", temperature=1.5, seed=seed) for n, seed in enumerate((1, 1, 2))])
     run_here(home_of(tmp_path, decoder))

@@ -43,7 +43,7 @@ def _accepted(custom_id: str, values: Mapping[str, Any], spec: Input) -> Accepte
     if model is not None and not isinstance(model, str):
         raise FieldError("bad_request", "body.model", "must be a text")
     try:
-        request = {"url": url, "model": model, "asked": asked_of(body, url)}
+        request: dict[str, Any] = {"url": url, "model": model, "asked": asked_of(body, url)}
         text = json.dumps({**_prompt(body, url), **request}, ensure_ascii=False)
     except RecursionError as error:
         raise FieldError("bad_request", "body", "is nested too deeply") from error
@@ -52,7 +52,8 @@ def _accepted(custom_id: str, values: Mapping[str, Any], spec: Input) -> Accepte
     kept = kept_values(values, spec)
     if isinstance(kept, Reject):
         return dataclasses.replace(kept, row_id=custom_id)
-    return Accepted(text, None, custom_id, kept, request=json.dumps(request, ensure_ascii=False))
+    as_json, samples = json.dumps(request, ensure_ascii=False), request["asked"].get("n")
+    return Accepted(text, None, custom_id, kept, request=as_json, samples=samples)
 
 
 def _prompt(body: Mapping[str, Any], url: str) -> dict[str, Any]:
