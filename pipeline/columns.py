@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 
 from pipeline.job import Job
-from pipeline.job_generate import BATCH_API_COLUMNS
 from pipeline.tasks import load_task
 
 ARROW_TYPES = {
@@ -26,8 +25,8 @@ def kept_fields(job: Job) -> list[pa.Field]:
 
 
 def request_fields(job: Job) -> list[pa.Field]:
-    """What a line of a batch file asked, and whom; of other formats nothing."""
-    return [pa.field(name, pa.string()) for name in BATCH_API_COLUMNS] if job.input.is_batch_api else []
+    """Which endpoint and model a line of a batch file asked; of other formats nothing."""
+    return [pa.field(name, pa.string()) for name in ("url", "model")] if job.input.is_batch_api else []
 
 
 OWN_COLUMNS = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from pipeline.run_plan import RunPlan
 from pipeline.snapshot import Snapshot, load_snapshot
 from pipeline.tasks.generate import TEXT
 from pipeline.tokenized import TokenBlock, per_row
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON lacks, as in OpenAI's answers."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,8 @@ class DecoderEngine:
     constraint: Constraint | None = None
     asks: RowAsks | None = None
     """Where rows have settings of their own."""
+    spell: Callable[[int], str] = str
+    """One token as text, special ones too."""
     group: int = 1 << 30
     kind: pa.DataType = field(default_factory=lambda: pa.list_(TEXT))
     _counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -122,7 +128,21 @@ class DecoderEngine:
             "output_tokens": len(one.token_ids),
             "log_probability": one.log_probability,
             "token_ids": one.token_ids if self.token_ids else None,
+            "logprobs": None if sampling.logprobs is None or failed else self._logprobs(one),
         }
+
+    def _logprobs(self, one: Completion) -> str:
+        """JSON: per new token [text, log probability, [[text, log probability] of the most probable ones]]."""
+        return json.dumps(
+            [
+                [
+                    self.spell(each.token),
+                    max(each.log_probability, LEAST_LOGPROB),
+                    [[self.spell(token), max(value, LEAST_LOGPROB)] for token, value in each.top],
+                ]
+                for each in one.logprobs
+            ]
+        )
 
 
 def _waves(names: Sequence[str]) -> Iterator[list[int]]:

@@ -11,8 +11,8 @@ GENERATED_COLUMNS = (
     "text", "finish_reason", "prompt_tokens", "output_tokens", "sample", "token_ids", "log_probability",
 )  # fmt: skip
 """Output columns of a generation job beside those that every job has; with a flat json_schema also `value`."""
-BATCH_API_COLUMNS = ("url", "model")
-"""Those that say what a line of a batch file asked for."""
+BATCH_API_COLUMNS = ("url", "model", "logprobs")
+"""Those of lines of a batch file: whom they asked, and the last where they asked for it."""
 
 
 def _chat(value: Any) -> Any:

@@ -107,8 +107,12 @@ _WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     (chat("", response_format={"type": "structural_tag"}), "unsupported_field", "body.response_format"),
     (chat("", structured_outputs={"grammar": "x"}), "unsupported_field", "body.structured_outputs"),
     (chat("", stream=True), "unsupported_field", "body.stream"),
-    (chat("", logprobs=True), "unsupported_field", "body.logprobs"),
-    (completion("", logprobs=0), "unsupported_field", "body.logprobs"),
+    (chat("", logprobs=3), "bad_request", "body.logprobs"),
+    (chat("", top_logprobs=3), "bad_request", "body.top_logprobs"),
+    (chat("", logprobs=True, top_logprobs=21), "bad_request", "body.top_logprobs"),
+    (completion("", logprobs=True), "bad_request", "body.logprobs"),
+    (completion("", logprobs=-1), "bad_request", "body.logprobs"),
+    (completion("", prompt_logprobs=1), "unsupported_field", "body.prompt_logprobs"),
     (completion("", echo=True), "unsupported_field", "body.echo"),
     (completion("", best_of=2), "unsupported_field", "body.best_of"),
     (chat("", tools=[{"type": "function"}]), "unsupported_field", "body.tools"),
@@ -132,7 +136,7 @@ UNNAMED: list[tuple[bytes, str]] = [
 """Lines whose custom_id nobody can tell, and the reason of their reject."""
 HARMLESS = {
     "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "stream": False, "n": None,
-    "logprobs": False, "top_logprobs": None, "tools": None, "tool_choice": "none", "response_format": {"type": "text"},
+    "logprobs": False, "top_logprobs": 0, "tools": None, "tool_choice": "none", "response_format": {"type": "text"},
     "skip_special_tokens": True, "length_penalty": 1.0, "stop": None, "best_of": 1,
 }  # fmt: skip
 """Fields and values that ask for nothing."""

@@ -395,13 +395,54 @@ def test_prompts_are_texts_token_ids_and_parts(tmp_path: Path, decoder: Path) ->
     assert (own["long"]["token_count"], own["long"]["truncated_tokens"]) == (64, 36)
 
 
+def test_logprobs_are_the_models_own(tmp_path: Path, decoder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    asked = {"temperature": 1.4, "top_k": 5, "logit_bias": {"40": 5}, "max_tokens": 6}
+    lines = [chat("chat", logprobs=True, top_logprobs=3, **asked), chat("alone", logprobs=True, **asked)]
+    lines += [completion("text", logprobs=2, **asked), chat("silent", **asked)]
+    put(tmp_path, lines)
+    run_here(home_of(tmp_path, decoder, {"token_ids": True}))
+    rows = {row["row_id"]: row for row in table_of(tmp_path)}
+    bodies = {line["custom_id"]: line["response"]["body"] for line in lines_of(tmp_path, "output")}
+    told = {name: body["choices"][0]["logprobs"] for name, body in bodies.items()}
+    tokenizer, model = AutoTokenizer.from_pretrained(decoder), AutoModelForCausalLM.from_pretrained(decoder)
+    prompt = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=True)["input_ids"]
+    for name, ids, top in (("chat", prompt, 3), ("text", tokenizer("the quick brown fox")["input_ids"], 2)):
+        new = rows[name]["token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*ids, *new]])).logits[0, len(ids) - 1 : -1].double()
+        values, order = torch.log_softmax(logits, 1).topk(top)
+        own = torch.log_softmax(logits, 1)[torch.arange(len(new)), torch.tensor(new)].tolist()
+        spelled = [tokenizer.decode([token]) for token in new]
+        best = [[tokenizer.decode([token]) for token in line] for line in order]
+        if name == "text":
+            assert (told[name]["tokens"], told[name]["text_offset"][0]) == (spelled, 0)
+            assert told[name]["token_logprobs"] == pytest.approx(own, abs=1e-4)
+            for line, text, texts in zip(told[name]["top_logprobs"], spelled, best, strict=True):
+                assert set(line) == {text, *texts}
+        else:
+            content = told[name]["content"]
+            assert [one["token"] for one in content] == spelled
+            assert [one["logprob"] for one in content] == pytest.approx(own, abs=1e-4)
+            assert [[one["token"] for one in line["top_logprobs"]] for line in content] == best
+            assert [line["top_logprobs"][2]["logprob"] for line in content] == pytest.approx(
+                values[:, 2].tolist(), abs=1e-4
+            )
+            assert [bytes(one["bytes"]).decode() for one in content] == spelled
+    assert [one["top_logprobs"] for one in told["alone"]["content"]] == [[]] * 6
+    assert told["silent"] is rows["silent"]["logprobs"] is None
+
+
 def test_the_openvino_engine_takes_settings_per_line_and_refuses_what_it_lacks(tmp_path: Path, decoder: Path) -> None:
     lines = [chat("greedy", max_tokens=4), chat("drawn", **SAMPLED, n=2), chat("bias", logit_bias={"5": 1})]
     lines += [chat("regex", guided_regex="a+"), chat("stop", stop="e"), chat("presence", presence_penalty=2.0)]
+    lines.append(chat("logprobs", logprobs=True))
     put(tmp_path, lines)
     report = run_here(home_of(tmp_path, decoder, target="openvino"))
-    assert report["reject_reasons"] == {"unsupported_field": 2}
-    assert [line["custom_id"] for line in lines_of(tmp_path, "error")] == ["bias", "regex"]
+    assert report["reject_reasons"] == {"unsupported_field": 3}
+    assert [line["custom_id"] for line in lines_of(tmp_path, "error")] == ["bias", "regex", "logprobs"]
     rows = {row["row_id"]: row for row in table_of(tmp_path)}
     assert rows["greedy"]["output_tokens"] <= 4
     assert len(answers_of(tmp_path)["drawn"]) == 2

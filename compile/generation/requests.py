@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile.generation.constraints import Constraint
-from compile.generation.sampling import Sampling
+from compile.generation.sampling import Sampling, TokenLogprobs
 
 FINISH_REASONS = {
     "stop": "the model ended the text itself",
@@ -73,6 +73,8 @@ class Completion:
     prompt_tokens: int
     log_probability: float
     """Sum over the new tokens of the model's own log probabilities, before sampling settings changed them."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each new token, where the settings ask for them."""
     first_token_step: int = field(default=0, compare=False)
     """Graph executions of the run until its first token, from 1: where it stood in line, not part of the result."""
     last_token_step: int = field(default=0, compare=False)

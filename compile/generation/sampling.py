@@ -48,6 +48,9 @@ class Sampling:
     num_return_sequences: int = 1
     seed: int = 0
     """Of the job; with row id, sample number and position it decides every draw."""
+    logprobs: int | None = None
+    """How many of the most probable tokens are told beside each new one, with the model's own log probabilities; None
+    tells nothing. No part of transformers' config."""
 
     def __post_init__(self) -> None:
         for name, fits, need in (
@@ -63,6 +66,7 @@ class Sampling:
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
             ("min_new_tokens", 0 <= self.min_new_tokens <= self.max_new_tokens, "between 0 and max_new_tokens"),
             ("stop_strings", all(self.stop_strings), "not empty"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "at least 0"),
             ("num_return_sequences", self.num_return_sequences >= 1, "at least 1"),
             ("num_return_sequences", self.do_sample or self.num_return_sequences == 1, "1 without do_sample"),
         ):
@@ -231,6 +235,26 @@ def draw(probabilities: NDArray[np.float64], point: float) -> int:
     ends = np.cumsum(probabilities)
     index = int(np.searchsorted(ends, point * ends[-1], side="right"))
     return min(index, int(np.flatnonzero(probabilities)[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One new token and what else was probable in its place: log probabilities before any setting changed them."""
+
+    token: int
+    log_probability: float
+    top: tuple[tuple[int, float], ...]
+    """The most probable tokens, best first; of equals the lower id."""
+
+
+def token_logprobs(logits: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+    """From float32 (vocab,) logits without NaN, with the `count` most probable tokens."""
+    count = min(count, len(logits))
+    least = np.partition(logits, len(logits) - count)[len(logits) - count] if count else np.inf
+    best = np.flatnonzero(logits >= least)
+    best = best[np.argsort(-logits[best], kind="stable")][:count]
+    top = tuple((int(one), log_probability(logits, int(one))) for one in best)
+    return TokenLogprobs(token, log_probability(logits, token), top)
 
 
 def log_probability(logits: NDArray[np.float32], token: int) -> float:

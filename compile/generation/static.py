@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compile.generation.constraints import Matcher
 from compile.generation.requests import Completion, Request, TextRules
-from compile.generation.sampling import Chooser, Sampling, log_probability
+from compile.generation.sampling import Chooser, Sampling, TokenLogprobs, log_probability, token_logprobs
 from compile.generation.slots import Decode, Prefill, SlotScheduler, SlotUse, Work
 from compile.generation.stops import finish_reason
 from compile.targets.decoders import Generator, StaticDecoder
@@ -29,6 +29,7 @@ class _Text:
     """Prompt and new tokens; of the array, the first `count` are there."""
     count: int
     log_probability: float = 0.0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     first_step: int = 0
     reason: str | None = None
 
@@ -128,6 +129,8 @@ def _advance(one: _Text, logits: NDArray[np.float32], text: TextRules) -> None:
     one.tokens[one.count] = token
     one.count += 1
     one.log_probability += log_probability(logits, token)
+    if one.sampling.logprobs is not None:
+        one.logprobs.append(token_logprobs(logits, token, one.sampling.logprobs))
     if one.matcher:
         one.matcher.take(token)
     one.reason = finish_reason(one.sampling, one.new_tokens, one.limit, text.decode)
@@ -142,6 +145,7 @@ def _completion(one: _Text, step: int) -> Completion:
         finish_reason=one.reason,
         prompt_tokens=len(one.request.token_ids),
         log_probability=one.log_probability,
+        logprobs=tuple(one.logprobs),
         first_token_step=one.first_step,
         last_token_step=step,
     )

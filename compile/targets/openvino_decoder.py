@@ -142,6 +142,7 @@ def unsupported(sampling: Sampling, text: TextRules) -> str | None:
         ("no_repeat_ngram_size", sampling.no_repeat_ngram_size > 0),
         ("sequence_bias", bool(sampling.sequence_bias)),
         ("constraint", text.constraint is not None),
+        ("logprobs", sampling.logprobs is not None),  # it tells those of the distribution that was drawn from
     ):
         if asked:
             return f"the openvino engine has no {name}; choose target openvino-slots, or leave it out"

@@ -75,8 +75,31 @@ def _output(samples: list[dict[str, Any]], ds: str) -> dict[str, Any]:
 
 def _choice(sample: Mapping[str, Any], chat: bool) -> dict[str, Any]:
     said = {"message": {"role": "assistant", "content": sample["text"]}} if chat else {"text": sample["text"]}
+    told = None
+    if sample["logprobs"] is not None:
+        tokens = json.loads(sample["logprobs"])
+        told = _chat_logprobs(tokens) if chat else _text_logprobs(tokens)
     reason = FINISH_REASONS[sample["finish_reason"]]
-    return {"index": sample["sample"], **said, "logprobs": None, "finish_reason": reason}
+    return {"index": sample["sample"], **said, "logprobs": told, "finish_reason": reason}
+
+
+def _chat_logprobs(tokens: list[Any]) -> dict[str, Any]:
+    def one(text: str, value: float) -> dict[str, Any]:
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    return {
+        "content": [{**one(text, value), "top_logprobs": [one(*other) for other in top]} for text, value, top in tokens]
+    }
+
+
+def _text_logprobs(tokens: list[Any]) -> dict[str, Any]:
+    texts = [text for text, _, _ in tokens]
+    return {
+        "tokens": texts,
+        "token_logprobs": [value for _, value, _ in tokens],
+        "top_logprobs": [dict(top) | {text: value} for text, value, top in tokens],
+        "text_offset": [0, *itertools.accumulate(map(len, texts))][: len(texts)],
+    }
 
 
 def _error(row: Mapping[str, Any], custom_id: str | None) -> dict[str, Any]:

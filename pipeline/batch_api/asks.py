@@ -25,6 +25,7 @@ _KEPT_CONSTRAINTS = 64
 """Most lines of a night share a few; a compiled one takes some MB."""
 _SAME = (
     "min_new_tokens", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logprobs",
 )  # fmt: skip
 """Asked under the name that Sampling has for it."""
 

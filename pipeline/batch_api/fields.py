@@ -24,7 +24,7 @@ MAX_DEPTH = 100
 """Of a schema: deeper ones would be read here and break a later step, which has less of the stack left."""
 _NO: tuple[Any, ...] = ()
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "stream": (False,), "stream_options": _NO, "logprobs": (False,), "top_logprobs": (0,), "prompt_logprobs": _NO,
+    "stream": (False,), "stream_options": _NO, "prompt_logprobs": _NO,
     "echo": (False,), "suffix": ("",), "best_of": (1,), "tools": ([],), "tool_choice": ("none", "auto"),
     "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],), "audio": _NO, "prediction": _NO,
     "web_search_options": _NO, "reasoning_effort": _NO, "verbosity": _NO, "use_beam_search": (False,),
@@ -68,6 +68,8 @@ class Settings(pydantic.BaseModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logprobs: bool | Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: Annotated[str, Field(min_length=1)] | None = None
@@ -92,7 +94,8 @@ def asked_of(body: Mapping[str, Any], url: str) -> dict[str, Any]:
         settings = Settings.model_validate(left)
     except pydantic.ValidationError as error:
         raise _explained(error) from error
-    return _translated(settings)
+    asked = _translated(settings) | {"logprobs": _logprobs(settings, url)}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _explained(error: pydantic.ValidationError) -> FieldError:
@@ -116,8 +119,20 @@ def _translated(settings: Settings) -> dict[str, Any]:
         "temperature", "top_p", "min_p", "n", "stop_token_ids", "seed", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "logit_bias",
     )  # fmt: skip
-    asked |= {name: getattr(settings, name) for name in same}
-    return {name: value for name, value in asked.items() if value is not None}
+    return asked | {name: getattr(settings, name) for name in same}
+
+
+def _logprobs(settings: Settings, url: str) -> int | None:
+    """How many alternatives are told beside each token, None for nothing: a switch and a number in one of the two
+    endpoints, one number in the other."""
+    given, top = settings.logprobs, settings.top_logprobs or 0
+    if top and (given is not True or url != CHAT):
+        raise FieldError("bad_request", "body.top_logprobs", f"only with logprobs: true of {CHAT}")
+    if given is None or given is False:
+        return None
+    if isinstance(given, bool) != (url == CHAT):
+        raise FieldError("bad_request", "body.logprobs", f"{_shown(given)} is not what {url} has: true, or a number")
+    return top if url == CHAT else int(given)
 
 
 def _constraint(settings: Settings) -> list[Any] | None:

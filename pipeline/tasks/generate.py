@@ -18,9 +18,10 @@ TEXT = pa.struct(
         pa.field("output_tokens", pa.int32()),
         pa.field("log_probability", pa.float64()),
         pa.field("token_ids", pa.list_(pa.int32())),
+        pa.field("logprobs", pa.string()),
     ]
 )
-"""One sample; `token_ids` are null where the job does not ask for them."""
+"""One sample; `token_ids` are null where the job does not ask for them, `logprobs` (JSON) where the row does not."""
 FAILED = ("nan_logits", "dead_end")
 """Finish reasons that make the row a reject."""
 
@@ -77,6 +78,7 @@ def _columns(job: Job) -> dict[str, pa.DataType]:
         "sample": job.samples > 1 or job.input.is_batch_api,
         "log_probability": job.generate.log_probability,
         "token_ids": job.generate.token_ids,
+        "logprobs": job.input.is_batch_api,
     }
     kinds = {field.name: field.type for field in TEXT} | {"sample": pa.int32(), "value": _value_type(job)}
     return {name: kinds[name] for name, asked in wanted.items() if asked}

@@ -122,9 +122,14 @@ class Generate:
         if plan.job.input.is_batch_api:
             asks = RowAsks(context.objects, plan.tokens_uri, asks_of(plan.job, model_dir, model))
 
+        def spell(token: int) -> str:
+            text: str = tokenizer.decode([token], skip_special_tokens=False)
+            return text
+
         def make(loaded: Any, shape: Shape) -> DecoderEngine:
             del shape
-            return DecoderEngine(as_generator(loaded), sampling, tokenizer.decode, draw_ids, keep, constraint, asks)
+            decode = tokenizer.decode
+            return DecoderEngine(as_generator(loaded), sampling, decode, draw_ids, keep, constraint, asks, spell)
 
         return make
 
