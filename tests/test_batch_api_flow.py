@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from staging import sqlite_catalog
 from tiny_decoders import CHAT, greedy_by_transformers, make_decoder
 from transformers import AutoTokenizer
 
+from compile.generation.sampling import Sampling
 from jobs import DS, JobHome, jsonl, make_home
 from pipeline import planning, steps
 from pipeline.batch_api.answers import CODES, status_of
@@ -21,6 +23,7 @@ from pipeline.errors import JobError, RejectBudgetError
 from pipeline.job import parse_job
 from pipeline.layout import part_object
 from pipeline.manifest import committed
+from pipeline.models import job_model
 from pipeline.objects import Objects
 from pipeline.publish import load_summary
 from pipeline.published import is_published
@@ -28,6 +31,7 @@ from pipeline.rejects import INFER_REASONS, REASONS
 from pipeline.run_plan import load_run
 from pipeline.tables import Staged, StagedPart, staged_names, table_format
 from pipeline.tables.batch_files import WithBatchFiles
+from pipeline.workloads.generate import asks_of, sampling_of
 
 REFUSING = "{% for m in messages %}{% if m.role == 'refuse' %}{{ raise_exception('no') }}{% endif %}{% endfor %}" + CHAT
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 20}
@@ -247,6 +251,30 @@ def test_workers_change_no_byte_of_any_file(tmp_path: Path, decoder: Path, monke
     assert found[0] == found[1]
     order = [line["custom_id"] for line in lines_of(tmp_path, "output", "out-1")]
     assert order == [line["custom_id"] for line in lines if line is not lines[20]]
+
+
+def test_what_a_line_leaves_out_is_the_jobs(tmp_path: Path, decoder: Path) -> None:
+    """`stop` and `stop_token_ids` are replaced each by itself, though special tokens among stops become token ids."""
+    generate = {
+        "stop": ["x", "<pad>"], "stop_token_ids": [77], "min_new_tokens": 2, "do_sample": True, "samples": 2,
+        "temperature": 0.5, "seed": 3, "logit_bias": {9: 1.0}, "top_p": 0.5, "top_k": 7,
+    }  # fmt: skip
+    context = home_of(tmp_path, decoder, generate).context()
+    asks = asks_of(context.job, decoder, job_model(context)[1])
+
+    def sampling(**asked: Any) -> Sampling:
+        return asks.of({"url": "", "model": None, "asked": asked}).sampling
+
+    base = sampling()
+    assert (base.stop_strings, base.stop_token_ids) == (("x",), (0, 77))
+    assert base == sampling_of(context.job, decoder, job_model(context)[1])
+    assert sampling(stop=["y", "<s>"]) == replace(base, stop_strings=("y",), stop_token_ids=(1, 77))
+    assert sampling(stop_token_ids=[80]) == replace(base, stop_token_ids=(0, 80))
+    assert sampling(stop=[], stop_token_ids=[]) == replace(base, stop_strings=(), stop_token_ids=())
+    assert sampling(n=1, temperature=0) == replace(base, do_sample=False, temperature=1.0, num_return_sequences=1)
+    assert sampling(temperature=2, max_new_tokens=5) == replace(base, temperature=2, max_new_tokens=5)
+    assert sampling(logit_bias={"8": -1, "07": 2}) == replace(base, sequence_bias=(((7,), 2), ((8,), -1)))
+    assert sampling(ignore_eos=True) == replace(base, eos_token_id=())
 
 
 def test_shards_are_cut_by_the_texts_that_lines_ask_for(

@@ -36,6 +36,9 @@ class Asks:
 
     base: Sampling
     """The job's."""
+    stop: tuple[str, ...]
+    """The job's, and the next: each is replaced by itself."""
+    stop_token_ids: tuple[int, ...]
     constraint: GrammarConstraint | None
     """The job's."""
     special_tokens: Mapping[str, int]
@@ -80,12 +83,9 @@ class Asks:
         if "logit_bias" in asked:
             ids = {self._token("logit_bias", name): bias for name, bias in asked["logit_bias"].items()}
             changes["sequence_bias"] = tuple(((token,), bias) for token, bias in sorted(ids.items()))
-        if "stop" in asked:
-            strings, stops = special_stops(asked["stop"], dict(self.special_tokens))
-            changes |= {"stop_strings": strings, "stop_token_ids": tuple(sorted(stops))}
-        if "stop_token_ids" in asked:
-            own = [self._token("stop_token_ids", token) for token in asked["stop_token_ids"]]
-            changes["stop_token_ids"] = tuple(sorted({*own, *changes.get("stop_token_ids", ())}))
+        strings, stops = special_stops(asked.get("stop", self.stop), dict(self.special_tokens))
+        own = [self._token("stop_token_ids", token) for token in asked.get("stop_token_ids", self.stop_token_ids)]
+        changes |= {"stop_strings": strings, "stop_token_ids": tuple(sorted({*own, *stops}))}
         if "ignore_eos" in asked:
             changes["eos_token_id"] = ()
         try:

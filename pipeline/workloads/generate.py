@@ -208,6 +208,8 @@ def asks_of(job: Job, model_dir: Path, model: ModelInfo) -> Asks:
     settings, base = _settings(job), sampling_of(job, model_dir, model)
     return Asks(
         base=base,
+        stop=settings.stop,
+        stop_token_ids=settings.stop_token_ids,
         constraint=constraint_of(job, model_dir, model, base),
         special_tokens=_special_tokens(model_dir),
         vocab_size=model.vocab_size,
