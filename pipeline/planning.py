@@ -65,12 +65,17 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
         drift=drift,
         retry_of=retry_of,
     )
-    if context.job.input.is_batch_api and retry_of is None:
+    return _stored(context, plan, splits)
+
+
+def _stored(context: Context, plan: RunPlan, splits: Sequence[SplitCounts]) -> RunPlan:
+    if context.job.input.is_batch_api and plan.retry_of is None:
         _reject_duplicates(context, plan, splits)
     context.objects.put_new(plan_object(plan.uri), json.dumps(plan.to_json()).encode())
+    shapes = plan.shape_plan.shapes
     context.say(
         f"plan: {sum(split.accepted for split in splits):,} rows in {len(plan.shards)} shards of "
-        f"{len(shape_plan.shapes)} shapes ({', '.join(map(str, shape_plan.shapes))})"
+        f"{len(shapes)} shapes ({', '.join(map(str, shapes))})"
     )
     return load_run(context.objects, plan.uri)
 

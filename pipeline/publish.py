@@ -70,7 +70,7 @@ def publish_split(
     rejects, names = _rejects(plan, snapshot, rows)
     firsts = _first_lines(predictions)
     files = {}
-    for table, (data, count) in _contents(plan, predictions, len(firsts), rejects, names).items():
+    for table, (data, count) in _contents(plan, predictions, rejects, names).items():
         context.objects.put_new(part_object(plan.uri, table, split), data)
         digest = hashlib.sha256(data).hexdigest()
         files[table] = {"rows": count, "size_bytes": len(data), "sha256": digest}
@@ -90,14 +90,14 @@ def publish_split(
 
 
 def _contents(
-    plan: RunPlan, predictions: pa.Table, predicted: int, rejects: pa.Table, names: Sequence[str | None]
+    plan: RunPlan, predictions: pa.Table, rejects: pa.Table, names: Sequence[str | None]
 ) -> dict[str, tuple[bytes, int]]:
     """What is staged: table, or file of the Batch API -> its bytes, and how many rows or lines it has."""
     found = {"predictions": predictions, "rejects": rejects}
     staged = {name: (parquet_bytes(table), table.num_rows) for name, table in found.items()}
     if plan.job.input.is_batch_api:
         lines = output_lines(predictions, plan.ds), error_lines(rejects, names)
-        staged |= dict(zip(BATCH_FILES, zip(lines, (predicted, rejects.num_rows), strict=True), strict=True))
+        staged |= {name: (data, data.count(b"\n")) for name, data in zip(BATCH_FILES, lines, strict=True)}
     return staged
 
 
@@ -177,11 +177,7 @@ class _SplitResult:
                 f"nothing was published. Please report this with {plan.uri}"
             )
         output = pa.concat_arrays(outputs).take(pa.array(np.argsort(where)))
-        faults = task.faults(output, plan.job) | faults
         duplicates = load_duplicates(context.objects, plan.uri, split) if plan.job.input.is_batch_api else frozenset()
-        if duplicates:
-            own = zip(kept.column(0).to_pylist(), kept.column(1).to_pylist(), strict=True)
-            faults |= {position: "duplicate_id" for position, place in enumerate(own) if place in duplicates}
         return cls(
             split=split,
             counts=counts,
@@ -192,13 +188,19 @@ class _SplitResult:
             truncated=truncated,
             shapes=shapes,
             duplicates=duplicates,
-            faults=faults,
+            faults=task.faults(output, plan.job) | faults | _repeated(kept, duplicates),
         )
 
     @property
     def good(self) -> NDArray[np.int64]:
         """Positions of the rows that are predicted, ascending."""
         return np.setdiff1d(np.arange(self.counts.accepted), np.array(list(self.faults), np.int64))
+
+
+def _repeated(kept: pa.Table, duplicates: frozenset[tuple[int, int]]) -> dict[int, str]:
+    """Faults of the accepted rows that repeat an id."""
+    places = zip(kept.column(0).to_pylist(), kept.column(1).to_pylist(), strict=True) if duplicates else ()
+    return {position: "duplicate_id" for position, place in enumerate(places) if place in duplicates}
 
 
 def _predictions(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> pa.Table:
