@@ -12,7 +12,7 @@ from compile.generation.sampling import Sampling
 from compile.generation.slots import Decode, Prefill, SlotUse
 from compile.generation.static import Text, fed, run_slots
 from compile.generation.stops import finish_reason
-from compile.targets.neuron_graphs import GREEDY, NeuronGraphs
+from compile.targets.neuron_graphs import GREEDY, NeuronGraphs, Params
 
 MAX_TOP_K = 256
 """Of optimum-neuron's sampler: tokens that it looks at, at most."""
@@ -33,15 +33,19 @@ class NeuronEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, text: TextRules) -> Iterator[Completion]:
         """Raises ValueError before anything runs when a prompt, a limit or a setting does not fit, DeviceError."""
-        lacking = unsupported(sampling, text)
-        if lacking:
-            raise ValueError(lacking)
-        params = (float(sampling.top_k), sampling.top_p, sampling.temperature) if sampling.do_sample else GREEDY
+        for request in requests:
+            lacking = unsupported(request.settings(sampling), request.rules(text))
+            if lacking:
+                raise ValueError(lacking)
         graphs = self._graphs
 
         def execute(step: Prefill | Decode, texts: Sequence[Text]) -> list[int]:
             if isinstance(step, Prefill):
-                return [int(token) for token in graphs.prefill(step.slots, [texts[0].request.token_ids], params)]
+                prompt = [texts[0].request.token_ids]
+                return [int(token) for token in graphs.prefill(step.slots, prompt, [_params(texts[0].sampling)])]
+            params = [GREEDY] * graphs.grid.slots
+            for slot, one in zip(step.slots, texts, strict=True):
+                params[slot] = _params(one.sampling)
             found = graphs.decode(*fed(graphs.grid, step, texts), params)
             return [int(found[slot]) for slot in step.slots]
 
@@ -49,7 +53,7 @@ class NeuronEngine:
             one.tokens[one.count] = token
             one.count += 1
             one.log_probability = float("nan")
-            one.reason = finish_reason(sampling, one.new_tokens, one.limit, text.decode)
+            one.reason = finish_reason(one.sampling, one.new_tokens, one.limit, text.decode)
 
         def told(use: SlotUse) -> None:
             self.use = use
@@ -57,11 +61,18 @@ class NeuronEngine:
         return run_slots(graphs.grid, requests, sampling, text, execute, advance, told)
 
 
+def _params(sampling: Sampling) -> Params:
+    return (float(sampling.top_k), sampling.top_p, sampling.temperature) if sampling.do_sample else GREEDY
+
+
 def unsupported(sampling: Sampling, text: TextRules) -> str | None:
     """Which setting the device's sampler does not have, in a sentence; None when it has all."""
     for name, asked in (
         ("min_p", sampling.do_sample and sampling.min_p is not None),
         ("repetition_penalty", sampling.repetition_penalty != 1.0),
+        ("presence_penalty", sampling.presence_penalty != 0),
+        ("frequency_penalty", sampling.frequency_penalty != 0),
+        ("logprobs", sampling.logprobs is not None),
         ("no_repeat_ngram_size", sampling.no_repeat_ngram_size > 0),
         ("logit_bias", bool(sampling.sequence_bias)),
         ("min_new_tokens", sampling.min_new_tokens > 0),

@@ -18,8 +18,9 @@ from compile.generation.slots import SlotGrid
 from compile.targets.decoders import check_decode, check_prefill, padded_prompts
 from compile.targets.neuron import told
 
-GREEDY = (1.0, 1.0, 1.0)
+Params = tuple[float, float, float]
 """top_k, top_p, temperature: what both graphs take per row, and use only where they sample themselves."""
+GREEDY: Params = (1.0, 1.0, 1.0)
 
 
 class NeuronGraphs:
@@ -35,7 +36,7 @@ class NeuronGraphs:
         self._places = prompt_places
 
     def prefill(
-        self, slots: Sequence[int], prompts: Sequence[NDArray[np.int64]], params: Sequence[float] = GREEDY
+        self, slots: Sequence[int], prompts: Sequence[NDArray[np.int64]], params: Sequence[Params] = (GREEDY,)
     ) -> NDArray[Any]:
         """Put one prompt into its slot. Raises ShapeMismatch, DeviceError."""
         check_prefill(self.grid, slots, prompts)
@@ -48,17 +49,19 @@ class NeuronGraphs:
         return self._run(padded, np.where(positions < lengths[:, None], positions, 0), np.array(slots), params)
 
     def decode(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], params: Sequence[float] = GREEDY
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64], params: Sequence[Params] | None = None
     ) -> NDArray[Any]:
-        """One token for every slot: a step with fewer would write into the slots that it leaves out.
+        """One token for every slot, each by its own params: a step with fewer would write into those it leaves out.
 
         Raises ShapeMismatch, DeviceError.
         """
         check_decode(self.grid, tokens, positions)
-        return self._run(tokens[:, None], positions[:, None], np.arange(self.grid.slots), params)
+        return self._run(
+            tokens[:, None], positions[:, None], np.arange(self.grid.slots), params or [GREEDY] * len(tokens)
+        )
 
     def _run(
-        self, ids: NDArray[np.int64], positions: NDArray[np.int64], slots: NDArray[np.int64], params: Sequence[float]
+        self, ids: NDArray[np.int64], positions: NDArray[np.int64], slots: NDArray[np.int64], params: Sequence[Params]
     ) -> NDArray[Any]:
         import torch
 
@@ -66,7 +69,7 @@ class NeuronGraphs:
             with torch.inference_mode():
                 found = self._model(
                     *(torch.from_numpy(part.astype(np.int32)) for part in (ids, positions, slots)),
-                    sampling_params=torch.tensor([params] * len(ids), dtype=torch.float32),
+                    sampling_params=torch.tensor(list(params), dtype=torch.float32),
                 )
         except (RuntimeError, torch.jit.Error) as error:  # the second is what TorchScript itself raises
             raise DeviceError(f"neuron: {self.grid}: {told(error)}") from error
