@@ -43,6 +43,7 @@ def expected_scores(model: Path, texts: list[str]) -> list[list[float]]:
         return [network(**{name: each[name] for name in names}).softmax(-1)[0].tolist() for each in encoded]
 
 
+@pytest.mark.timeout(900)  # some twenty processes that import torch
 def test_compiled_on_one_host_proven_and_run_on_another(tmp_path: Path, tiny_model: Path) -> None:
     home = neuron_home(tmp_path, tiny_model, output={"all_scores": True})
     job, dated, log = str(home.file), ("--ds", DS), tmp_path / "double.jsonl"
@@ -81,6 +82,7 @@ def test_compiled_on_one_host_proven_and_run_on_another(tmp_path: Path, tiny_mod
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_optimum_cli_exports_is_adopted_and_an_artifact_is_exported(tmp_path: Path, tiny_model: Path) -> None:
     home = neuron_home(tmp_path, tiny_model, precision="bf16", neuron={"inline_weights_to_neff": False})
     job, folder = str(home.file), tmp_path / "exported"
