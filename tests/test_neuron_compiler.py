@@ -14,7 +14,6 @@ import psutil
 import pytest
 from neuron_tools import DOUBLE, events, neuron_double
 
-from compile.compilations import compilations
 from compile.errors import CompileError
 from compile.shapes import Shape
 from compile.targets import load_target
@@ -57,20 +56,6 @@ def written(module: Path, body: str, timeout_s: float = 60.0) -> Path:
     module.write_text(PROGRAM + "\n" + body)
     run_export(module.stem, {"answer": 42}, module.parent, "neuron: 4x16 bf16", timeout_s)
     return module.parent / LOG
-
-
-def test_a_shape_compiles_in_a_process_of_its_own_and_its_log_is_kept(
-    tiny_model: Path, tmp_path: Path, log: Path
-) -> None:
-    before = compilations()
-    load_target("neuron").compile(tiny_model, SHAPE, "bf16", tmp_path)
-    assert compilations() == before + 1
-    (compiled,) = events(log, "compile")
-    assert compiled["pid"] != os.getpid()
-    kept = (tmp_path / LOG).read_text()
-    assert "this SDK is the double of the tests, not AWS's" in kept
-    assert "neuronx-cc 2.21" in kept
-    assert "Using Neuron: --auto-cast matmul" in kept
 
 
 def test_a_compiler_that_the_kernel_kills(

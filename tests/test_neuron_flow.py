@@ -17,6 +17,7 @@ from neuron_tools import double_environment, events
 from compile.targets.encoders import load_encoder
 from jobs import DS, JobHome, make_home, put_rows, rows
 from pipeline.objects import Objects
+from pipeline.toolchain import artifact_store
 
 SHAPE = "8x96"
 
@@ -43,7 +44,7 @@ def expected_scores(model: Path, texts: list[str]) -> list[list[float]]:
 
 
 def test_compiled_on_one_host_proven_and_run_on_another(tmp_path: Path, tiny_model: Path) -> None:
-    home = neuron_home(tmp_path, tiny_model, precision="fp32", truncation="head", output={"all_scores": True})
+    home = neuron_home(tmp_path, tiny_model, output={"all_scores": True})
     job, dated, log = str(home.file), ("--ds", DS), tmp_path / "double.jsonl"
 
     built = home.command("compile", job, *dated, NEURON_DOUBLE_HOST="")
@@ -65,7 +66,10 @@ def test_compiled_on_one_host_proven_and_run_on_another(tmp_path: Path, tiny_mod
     (artifact,) = json.loads(home.command("artifacts", "list", job, "--json").stdout)["artifacts"]
     assert artifact["parity"]["passed"]
     assert artifact["timing"]["median_s"] > 0
-    assert "compile.log" in artifact["files"]
+    store = artifact_store(home.context())
+    told = store.blobs.get(store.blob_uri(artifact["files"]["compile.log"]["sha256"])).decode()
+    assert "this SDK is the double of the tests, not AWS's" in told
+    assert "'batch_size': 8, 'sequence_length': 96" in told
 
     report = home.run("--no-compile")
     assert (report["rows"], report["predicted"], report["compilations_in_infer"]) == (40, 40, 0)
@@ -76,8 +80,9 @@ def test_compiled_on_one_host_proven_and_run_on_another(tmp_path: Path, tiny_mod
     assert np.abs(np.array([row["scores"] for row in output]) - wanted).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_what_optimum_cli_exports_is_adopted_and_an_artifact_is_exported(tmp_path: Path, tiny_model: Path) -> None:
-    home = neuron_home(tmp_path, tiny_model, truncation="head", neuron={"inline_weights_to_neff": False})
+    home = neuron_home(tmp_path, tiny_model, precision="bf16", neuron={"inline_weights_to_neff": False})
     job, folder = str(home.file), tmp_path / "exported"
     optimum_cli = [str(Path(sys.executable).parent / "optimum-cli"), "export", "neuron", "--model", str(tiny_model)]
     options = [
