@@ -24,17 +24,23 @@ def kept_fields(job: Job) -> list[pa.Field]:
     return [pa.field(name, ARROW_TYPES[column.type]) for name, column in job.input.keep.items()]
 
 
-OWN_COLUMNS = 4
+def request_fields(job: Job) -> list[pa.Field]:
+    """Which endpoint and model a line of a batch file asked; of other formats nothing."""
+    return [pa.field(name, pa.string()) for name in ("url", "model")] if job.input.is_batch_api else []
+
+
+OWN_COLUMNS = 5
 """Columns of `kept_schema` before the kept ones."""
 
 
 def kept_schema(job: Job) -> pa.Schema:
-    """Between tokenise and publish: where an accepted row came from, its id, the kept columns, in input order."""
+    """Between tokenise and publish: where an accepted row came from, its id, label and request, the kept columns."""
     own = [
         pa.field("__piece", pa.int32()),
         pa.field("__row", pa.int64()),
         pa.field("__row_id", pa.string()),
         pa.field("__label", pa.string()),
+        pa.field("__request", pa.string()),
     ]
     assert len(own) == OWN_COLUMNS
     return pa.schema([*own, *kept_fields(job)])
@@ -43,7 +49,11 @@ def kept_schema(job: Job) -> pa.Schema:
 def reject_schema() -> pa.Schema:
     """Between tokenise and publish: rejects of reading and tokenising."""
     return pa.schema(
-        [pa.field("piece", pa.int32()), pa.field("row", pa.int64()), *(pa.field(name, pa.string()) for name in _FAULT)]
+        [
+            pa.field("piece", pa.int32()),
+            pa.field("row", pa.int64()),
+            *(pa.field(name, pa.string()) for name in (*_FAULT, "row_id")),
+        ]
     )
 
 
@@ -56,6 +66,7 @@ def prediction_schema(job: Job, labels: tuple[str, ...], problem_type: str) -> p
     return pa.schema(
         [
             *kept_fields(job),
+            *request_fields(job),
             *task.fields(job, labels, problem_type),
             pa.field("row_id", pa.string()),
             pa.field("source_uri", pa.string()),
@@ -87,7 +98,9 @@ def table_schemas(job: Job, labels: tuple[str, ...], problem_type: str) -> dict[
 
 
 def type_name(kind: pa.DataType) -> str:
-    """A column's type in the words of job files: `string`, `int32`, `list<float>`."""
+    """A column's type in the words of job files: `string`, `list<float>`, `struct<a: int64>`."""
     if pa.types.is_list(kind):
         return f"list<{type_name(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {type_name(field.type)}' for field in kind)}>"
     return next(name for name, arrow in ARROW_TYPES.items() if arrow == kind)

@@ -10,7 +10,7 @@ from pipeline.budget import check_budget
 from pipeline.context import Context
 from pipeline.declared_schema import claim_schema
 from pipeline.errors import ConservationError, StorageError, WorkerError
-from pipeline.layout import part_object, part_summary
+from pipeline.layout import BATCH_FILES, part_object, part_summary
 from pipeline.manifest import Manifest, committed
 from pipeline.publish import PartSummary, load_summary
 from pipeline.published import is_published, published_version
@@ -18,17 +18,17 @@ from pipeline.rejects import INFER_REASONS
 from pipeline.retry import base_version, origin
 from pipeline.run_plan import RunPlan
 from pipeline.snapshot import load_snapshot
-from pipeline.tables import TABLES, Seen, Staged, StagedPart, table_format
+from pipeline.tables import Seen, Staged, StagedPart, staged_names, table_format
 from pipeline.tokenized import load_counts
 
 
 def commit_run(context: Context, plan: RunPlan) -> Manifest:
     """Publish a run whose splits are all staged; a second call does nothing.
 
-    Each of the two tables is replaced atomically, then the manifest is swapped. A crash in between leaves an old
-    manifest over newer files, which is not published for any run: the next one does it all again, to the same end.
-    Raises RejectBudgetError, ConservationError, JobError (the declared schema changed) and StorageError (another run
-    of the partition committed meanwhile).
+    Each table, and each file of the Batch API, is replaced atomically, then the manifest is swapped. A crash in between
+    leaves an old manifest over newer files, which is not published for any run: the next one does it all again, to the
+    same end. Raises RejectBudgetError, ConservationError, JobError (the declared schema changed) and StorageError
+    (another run of the partition committed meanwhile).
     """
     tables = table_format(context)
     seen = tables.look(context)  # before the manifest: whatever replaces it from here on makes one of our writes fail
@@ -72,9 +72,9 @@ def _replace(
             StagedPart(part_object(plan.uri, table, summary.split), summary.files[table]["sha256"])
             for summary in summaries
         ]
-        for table in TABLES
+        for table in staged_names(plan.job)
     }
-    rows = {table: sum(summary.files[table]["rows"] for summary in summaries) for table in TABLES}
+    rows = {table: sum(summary.files[table]["rows"] for summary in summaries) for table in parts}
     try:
         return table_format(context).replace(context, Staged(plan.fingerprint, parts, rows), seen)
     except FileNotFoundError as error:
@@ -103,9 +103,16 @@ def _check_conservation(
                 f"split {summary.split}: {read} rows were read, {summary.predicted} predicted and {summary.rejected} "
                 f"rejected; nothing was published. Please report this with {plan.uri}"
             )
+        lines = [summary.files[name]["rows"] for name in BATCH_FILES if name in summary.files]
+        if lines and lines != [summary.predicted, summary.rejected]:
+            raise ConservationError(
+                f"split {summary.split}: {lines} lines of {', '.join(BATCH_FILES)} for {summary.predicted} predicted "
+                f"and {summary.rejected} rejected rows; nothing was published. Please report this with {plan.uri}"
+            )
     planned = sum(shard.rows for shard in plan.shards)
     found = [summary.reasons.get(reason, 0) for summary in summaries for reason in INFER_REASONS]
-    accepted = sum(summary.predicted for summary in summaries) + sum(found) - (base.predicted if base else 0)
+    accepted = sum(summary.predicted + summary.duplicates for summary in summaries) + sum(found)
+    accepted -= base.predicted if base else 0
     if planned != accepted:
         raise ConservationError(f"{planned} rows were planned and {accepted} came back; nothing was published")
     rows = sum(summary.rows for summary in summaries)

@@ -23,6 +23,8 @@ class ShardEvent:
     execute_s: float
     cpu_s: float
     created: bool
+    texts: int = 0
+    """Of a generating shard: samples of all its rows."""
     generated_tokens: int = 0
     decode_slots: int = 0
     """Slots of all decode steps of a generating shard; 0 where its engine does not tell."""

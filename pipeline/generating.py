@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +14,23 @@ import pyarrow.parquet as pq
 
 from compile.errors import ArtifactError
 from compile.generation.constraints import Constraint
-from compile.generation.requests import Completion, Request, TextRules, sample_requests
+from compile.generation.requests import Asked, Completion, Request, TextRules, sample_requests
 from compile.generation.sampling import Sampling
 from compile.generation.static import StaticGenerator
 from compile.generation.stops import visible_text
 from compile.targets.decoders import Generator
 from compile.targets.neuron_engine import NeuronEngine
+from pipeline.batch_api.asks import RowAsks
 from pipeline.context import Context
 from pipeline.layout import token_object
 from pipeline.row_ids import origins, row_ids
 from pipeline.run_plan import RunPlan
 from pipeline.snapshot import Snapshot, load_snapshot
 from pipeline.tasks.generate import TEXT
-from pipeline.tokenized import TokenBlock
+from pipeline.tokenized import TokenBlock, per_row
+
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON lacks, as in OpenAI's answers."""
 
 
 @dataclass(slots=True)
@@ -39,11 +44,7 @@ class DrawIds:
 
     def of(self, block: TokenBlock) -> list[str]:
         """One per row. Two rows may have one id, if the input has."""
-        splits = block.splits.tolist()
-        # Shards follow the splits: what the last one needed is all worth keeping.
-        self._known = {split: self._known.get(split) or self._read(split) for split in dict.fromkeys(splits)}
-        positions = block.rows["position"].tolist()
-        return [self._known[split][position] for split, position in zip(splits, positions, strict=True)]
+        return per_row(block, self._known, self._read)
 
     def _read(self, split: int) -> list[str]:
         self._snapshot = self._snapshot or load_snapshot(self.context.objects, self.plan.snapshot_uri)
@@ -64,6 +65,10 @@ class DecoderEngine:
     token_ids: bool
     """Whether the tokens of texts are kept."""
     constraint: Constraint | None = None
+    asks: RowAsks | None = None
+    """Where rows have settings of their own."""
+    spell: Callable[[int], str] = str
+    """One token as text, special ones too."""
     group: int = 1 << 30
     kind: pa.DataType = field(default_factory=lambda: pa.list_(TEXT))
     _counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -71,14 +76,19 @@ class DecoderEngine:
     def execute(self, rows: TokenBlock) -> pa.Array:
         ends = np.cumsum(rows.lengths)
         prompts = [rows.flat[end - length : end] for end, length in zip(ends, rows.lengths, strict=True)]
+        asked: Sequence[Asked | None] = self.asks.of(rows) if self.asks else [None] * len(rows)
+        settings = [one.sampling if one else self.sampling for one in asked]
         # Nothing is drawn in a greedy text, so a row needs no more than a name of its own.
-        names = self.draw_ids.of(rows) if self.sampling.do_sample else [str(row) for row in range(len(rows))]
+        drawn = any(one.do_sample for one in settings)
+        names = self.draw_ids.of(rows) if drawn else [str(row) for row in range(len(rows))]
         found: list[list[dict[str, Any]]] = [[] for _ in prompts]
         for wave in _waves(names):
-            requests = [one for row in wave for one in sample_requests(names[row], prompts[row], self.sampling)]
+            given = ((names[row], prompts[row], self.sampling, asked[row]) for row in wave)
+            requests = [one for row in given for one in sample_requests(*row)]
             row_of = {names[row]: row for row in wave}
             for one in sorted(self._generate(requests), key=lambda one: one.sample):
-                found[row_of[one.row_id]].append(self._text(one))
+                row = row_of[one.row_id]
+                found[row].append(self._text(one, settings[row]))
         return pa.array(found, self.kind)
 
     def idle(self) -> None:
@@ -110,16 +120,30 @@ class DecoderEngine:
                 self._counts[name] += count
         return found
 
-    def _text(self, one: Completion) -> dict[str, Any]:
+    def _text(self, one: Completion, sampling: Sampling) -> dict[str, Any]:
         failed = one.failed
         return {
-            "text": None if failed else visible_text(self.sampling, one.token_ids, one.finish_reason, self.decode),
+            "text": None if failed else visible_text(sampling, one.token_ids, one.finish_reason, self.decode),
             "finish_reason": one.finish_reason,
             "prompt_tokens": one.prompt_tokens,
             "output_tokens": len(one.token_ids),
             "log_probability": one.log_probability,
             "token_ids": one.token_ids if self.token_ids else None,
+            "logprobs": None if sampling.logprobs is None or failed else self._logprobs(one),
         }
+
+    def _logprobs(self, one: Completion) -> str:
+        """JSON: per new token [text, log probability, [[text, log probability] of the most probable ones]]."""
+        return json.dumps(
+            [
+                [
+                    self.spell(each.token),
+                    max(each.log_probability, LEAST_LOGPROB),
+                    [[self.spell(token), max(value, LEAST_LOGPROB)] for token, value in each.top],
+                ]
+                for each in one.logprobs
+            ]
+        )
 
 
 def _waves(names: Sequence[str]) -> Iterator[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import string
@@ -19,12 +20,13 @@ from compile.shapes import Shape
 from compile.toolchains import decoder_module, target_module
 from pipeline import job_values
 from pipeline.errors import JobError
-from pipeline.job_generate import GENERATED_COLUMNS, Generate
+from pipeline.job_generate import BATCH_API_COLUMNS, GENERATED_COLUMNS, Generate
 from pipeline.job_neuron import Neuron
+from pipeline.job_output import Catalog, Output
 from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
-Format = Literal["auto", "parquet", "jsonl", "csv", "tsv", "text", "datasets"]
+Format = Literal["auto", "parquet", "jsonl", "csv", "tsv", "text", "datasets", "openai_batch"]
 RESERVED_COLUMNS = (
     "label", "score", "labels", "scores", "row_id", "source_uri", "source_row", "token_count", "truncated_tokens",
     "shape", "artifact", "fingerprint", "ds",
@@ -86,7 +88,9 @@ class Input(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Input:
-        if sum(value is not None for value in (self.text, self.template, self.messages)) != 1:
+        if self.is_batch_api:
+            self._check_batch_api()
+        elif sum(value is not None for value in (self.text, self.template, self.messages)) != 1:
             raise ValueError("give one of text (a column), template (several columns) and messages (a column of chats)")
         bad = [name for name in self.keep if not re.fullmatch(r"(?!__)[A-Za-z_][A-Za-z0-9_]*", name)]
         if bad or len({name.lower() for name in self.keep}) != len(self.keep):
@@ -106,6 +110,18 @@ class Input(_Strict):
         if self.template is not None:
             self.template_columns()
         return self
+
+    @property
+    def is_batch_api(self) -> bool:
+        """Whether rows are requests of OpenAI's Batch API, which say themselves what is asked."""
+        return self.format == "openai_batch"
+
+    def _check_batch_api(self) -> None:
+        for name in ("text", "template", "messages", "pair", "id", "label"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: format openai_batch has its prompts in body and its id in custom_id; remove")
+        if self.uri.startswith("hf://"):
+            raise ValueError("format: openai_batch is JSON lines, not a hub dataset")
 
     def template_columns(self) -> tuple[str, ...]:
         """Columns that the template names. Raises ValueError for a template that is not plain `{column}` text."""
@@ -146,39 +162,6 @@ class RejectBudget(_Strict):
 
     rows: int | None = Field(None, strict=True, ge=0)
     share: float = Field(0.01, strict=True, ge=0, le=1)
-
-
-class Catalog(_Strict):
-    """An Iceberg catalog, as pyiceberg takes it; secrets come from variables such as PYICEBERG_CATALOG__<NAME>__URI."""
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]*$", description="in upper case, with _ for -, also in the variables")
-    type: Literal["sql", "rest", "glue", "hive"] | None = Field(None, description="none: as the environment says")
-    namespace: str | None = Field(None, pattern=r"^[A-Za-z0-9_]+$", description="default: from the job's name")
-    properties: dict[str, str] = Field(default_factory=dict, description="uri, warehouse and the like")
-
-    @model_validator(mode="after")
-    def _check(self) -> Catalog:
-        for key, value in self.properties.items():
-            if re.search(r"secret|password|token|credential|access-key", key) or re.search(r"://[^/@]*:[^/@]+@", value):
-                variable = f"PYICEBERG_CATALOG__{self.name}__{key.replace('.', '__')}".upper().replace("-", "_")
-                raise ValueError(f"properties.{key}: no secrets in a job file; set {variable} in the environment")
-        return self
-
-
-class Output(_Strict):
-    """Where the tables go: <uri>/predictions, <uri>/rejects, <uri>/reports, <uri>/metrics."""
-
-    uri: str = Field(min_length=1)
-    all_scores: bool = False
-    table: Literal["parquet", "iceberg"] = "parquet"
-    catalog: Catalog | None = Field(None, description="of the Iceberg tables")
-    grace_hours: float = Field(72, ge=0, allow_inf_nan=False, description="what nobody used for so long is swept")
-
-    @model_validator(mode="after")
-    def _check(self) -> Output:
-        if (self.table == "iceberg") != (self.catalog is not None):
-            raise ValueError("table: iceberg and catalog: {name: ...} belong together; give both or neither")
-        return self
 
 
 class Parity(_Strict):
@@ -248,6 +231,8 @@ class Job(_Strict):
             raise ValueError("generate: only for task: generate; remove it, or set the task")
         if self.input.messages is not None:
             raise ValueError("input.messages: only for task: generate; use text or template")
+        if self.input.is_batch_api:
+            raise ValueError("input.format: openai_batch is only for task: generate")
         return self
 
     def _check_neuron(self) -> None:
@@ -276,7 +261,15 @@ class Job(_Strict):
                 raise ValueError(f"{field}: only for task: classify; remove it")
         if self.input.messages is not None and self.generate.chat == "false":
             raise ValueError("generate.chat: false leaves the chat template out, which input.messages needs")
-        taken = [name for name in self.input.keep if name.lower() in GENERATED_COLUMNS]
+        if self.input.is_batch_api and self.generate.chat != "auto":
+            raise ValueError("generate.chat: of format openai_batch each line's url says whether it is a chat; remove")
+        if self.input.is_batch_api and self.neuron is not None and self.neuron.on_device_sampling:
+            raise ValueError("neuron.on_device_sampling: settings of a batch file's lines cannot reach it; remove it")
+        if self.generate.served_model_names and not self.input.is_batch_api:
+            raise ValueError("generate.served_model_names: only for input.format: openai_batch; remove it")
+        own = (*GENERATED_COLUMNS, *(BATCH_API_COLUMNS if self.input.is_batch_api else ()))
+        own = (*own, "value") if self.generate.json_schema is not None else own
+        taken = [name for name in self.input.keep if name.lower() in own]
         if taken:
             raise ValueError(
                 f"input.keep: {taken[0]!r} is an output column of task generate; keep it under another name, "
@@ -297,13 +290,15 @@ class Job(_Strict):
 
     @property
     def samples(self) -> int:
-        """Output rows of one input row."""
+        """Output rows of one input row, unless the row asks for another number."""
         return self.generate.samples if self.generate else 1
 
     def output_fields(self) -> dict[str, Any]:
         """The fields that can change an output byte. Not among them: schedule, workers, price, where things lie."""
         relevant = {"task", "target", "max_length", "truncation", "generate"}
         fields: dict[str, Any] = self.model_dump(mode="json", include=relevant)
+        if self.generate is not None and self.generate.json_schema is not None:
+            fields["generate"]["json_schema"] = json.dumps(self.generate.json_schema)  # the order of properties counts
         if self.neuron is not None:
             fields["neuron"] = self.neuron.output_fields()
         fields["input"] = self.input.model_dump(mode="json", exclude={"when_missing"})

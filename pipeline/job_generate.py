@@ -10,7 +10,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 GENERATED_COLUMNS = (
     "text", "finish_reason", "prompt_tokens", "output_tokens", "sample", "token_ids", "log_probability",
 )  # fmt: skip
-"""Output columns of a generation job beside those that every job has."""
+"""Output columns of a generation job beside those that every job has; with a flat json_schema also `value`."""
+BATCH_API_COLUMNS = ("url", "model", "logprobs")
+"""Those of lines of a batch file: whom they asked, and the last where they asked for it."""
 
 
 def _chat(value: Any) -> Any:
@@ -30,6 +32,8 @@ class Generate(pydantic.BaseModel):
     top_p: float = Field(1.0, gt=0, le=1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, allow_inf_nan=False, description="OpenAI's; over new tokens")
+    frequency_penalty: float = Field(0.0, allow_inf_nan=False, description="OpenAI's; over new tokens, per occurrence")
     no_repeat_ngram_size: int = Field(0, strict=True, ge=0)
     logit_bias: dict[int, float] = Field(default_factory=dict, description="token id -> added to its logit")
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), description="strings that end a text, cut off")
@@ -40,6 +44,9 @@ class Generate(pydantic.BaseModel):
     seed: int = Field(0, strict=True)
     chat: Annotated[Literal["auto", "true", "false"], BeforeValidator(_chat)] = "auto"
     system: str | None = Field(None, min_length=1, description="system prompt")
+    served_model_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="names of the model that lines of a batch file may give; none: any"
+    )
     token_ids: bool = Field(False, description="a column with the tokens of the text")
     log_probability: bool = Field(False, description="a column with the log probability of the text")
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BATCH_TABLE = "openai"
+BATCH_FILES = ("output.jsonl", "error.jsonl")
+"""Of a partition whose input is of OpenAI's Batch API, in the partition's folder of BATCH_TABLE."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -71,7 +75,7 @@ def snapshot_events_folder(snapshot_uri: str, retry_of: str | None) -> str:
 
 
 def token_object(tokens_uri: str, split: int, name: str) -> str:
-    """An object of one tokenised split: tokens.bin, rows.bin, kept.parquet, rejects.parquet or meta.json."""
+    """An object of one tokenised split: tokens.bin, rows.bin, kept.parquet, rejects.parquet, meta.json; ids.bin."""
     return f"{tokens_uri}/split-{split:05d}/{name}"
 
 
@@ -85,7 +89,13 @@ def shard_folder(run_uri: str, shard: int) -> str:
 
 
 def part_object(run_uri: str, table: str, split: int) -> str:
-    return f"{run_uri}/{table}/part-{split:05d}.parquet"
+    """What the publish step stages of a split, for a table or for one of BATCH_FILES."""
+    return f"{run_uri}/{table}/part-{split:05d}.{'jsonl' if table in BATCH_FILES else 'parquet'}"
+
+
+def duplicates_object(run_uri: str, split: int) -> str:
+    """Which rows of a split repeat an id; there is none for a split without such rows."""
+    return f"{run_uri}/duplicates/split-{split:05d}.bin"
 
 
 def part_summary(run_uri: str, split: int) -> str:

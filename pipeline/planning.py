@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile.shapes import ShapePlan
+from pipeline.batch_api.duplicates import find_duplicates
 from pipeline.budget import check_budget
 from pipeline.context import Context
 from pipeline.digests import code_version, digest
@@ -64,17 +65,35 @@ def plan_run(context: Context, snapshot_uri: str, snapshot: Snapshot, retry_of: 
         drift=drift,
         retry_of=retry_of,
     )
+    return _stored(context, plan, splits)
+
+
+def _stored(context: Context, plan: RunPlan, splits: Sequence[SplitCounts]) -> RunPlan:
+    if context.job.input.is_batch_api and plan.retry_of is None:
+        _reject_duplicates(context, plan, splits)
     context.objects.put_new(plan_object(plan.uri), json.dumps(plan.to_json()).encode())
+    shapes = plan.shape_plan.shapes
     context.say(
         f"plan: {sum(split.accepted for split in splits):,} rows in {len(plan.shards)} shards of "
-        f"{len(shape_plan.shapes)} shapes ({', '.join(map(str, shape_plan.shapes))})"
+        f"{len(shapes)} shapes ({', '.join(map(str, shapes))})"
     )
     return load_run(context.objects, plan.uri)
 
 
+def _reject_duplicates(context: Context, plan: RunPlan, splits: Sequence[SplitCounts]) -> None:
+    """Find the lines that repeat a custom_id; a night with too many of them is not generated."""
+    found = find_duplicates(context.objects, plan.tokens_uri, len(splits), plan.uri)
+    if found.rows:
+        context.say(f"plan: {found.rows:,} lines repeat a custom_id")
+        reasons = [*(split.reasons for split in splits), {"duplicate_id": found.accepted}]
+        check_budget(context.job.reject_budget, sum(split.rows for split in splits), reasons)
+
+
 def _shards(job: Job, splits: Sequence[SplitCounts], shape_plan: ShapePlan) -> list[Shard]:
     """A row that is given new tokens holds its slot for their length, too, and once for each of its samples."""
-    return cut_shards(splits, shape_plan, SHARD_SLOT_TOKENS // job.samples, job.new_tokens)
+    rows = sum(split.accepted for split in splits)
+    samples = max(1, -(-sum(split.samples for split in splits) // max(1, rows)))  # the mean, where rows ask themselves
+    return cut_shards(splits, shape_plan, SHARD_SLOT_TOKENS // samples, job.new_tokens)
 
 
 def _identity(

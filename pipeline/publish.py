@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -11,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.batch_api.answers import error_lines, output_lines
+from pipeline.batch_api.duplicates import load_duplicates
 from pipeline.columns import OWN_COLUMNS, kept_schema, prediction_schema, reject_schema, rejects_table_schema
 from pipeline.context import Context
 from pipeline.errors import ConservationError
-from pipeline.layout import part_object, part_summary, shard_object, token_object
+from pipeline.layout import BATCH_FILES, part_object, part_summary, shard_object, token_object
 from pipeline.parquet_files import parquet_bytes, read_table
-from pipeline.rejects import REASONS, reject
+from pipeline.rejects import REASONS, Reject, duplicate, reject
 from pipeline.retry import merged
 from pipeline.row_ids import origins, row_ids
 from pipeline.run_plan import RunPlan
@@ -43,8 +47,10 @@ class PartSummary:
     real_tokens: int
     truncated_rows: int
     truncated_tokens: int
+    duplicates: int
+    """Rows that were executed and rejected for their id."""
     files: dict[str, dict[str, Any]]
-    """Table -> rows, size_bytes and sha256 of the staged part."""
+    """Table, or file of the Batch API, -> rows, size_bytes and sha256 of the staged part."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -61,20 +67,21 @@ def publish_split(
     rows = _SplitResult.gather(context, plan, split, places) if split < len(plan.row_offsets) else None
     new = _predictions(plan, snapshot, rows)
     predictions = merged(context, plan, snapshot, split, new) if plan.retry_of and rows else new
-    rejects = _rejects(plan, snapshot, rows)
+    rejects, names = _rejects(plan, snapshot, rows)
+    firsts = _first_lines(predictions)
     files = {}
-    for table, content in {"predictions": predictions, "rejects": rejects}.items():
-        data = parquet_bytes(content)
+    for table, (data, count) in _contents(plan, predictions, rejects, names).items():
         context.objects.put_new(part_object(plan.uri, table, split), data)
         digest = hashlib.sha256(data).hexdigest()
-        files[table] = {"rows": content.num_rows, "size_bytes": len(data), "sha256": digest}
+        files[table] = {"rows": count, "size_bytes": len(data), "sha256": digest}
     summary = PartSummary(
         split=split,
-        rows=rows.counts.rows + (predictions.num_rows - new.num_rows) // plan.job.samples if rows else 0,
-        predicted=predictions.num_rows // plan.job.samples,
+        rows=rows.counts.rows + len(firsts) - len(_first_lines(new)) if rows else 0,
+        predicted=len(firsts),
         rejected=rejects.num_rows,
         reasons=dict(Counter(rejects["reason"].to_pylist())),
-        **_tokens(plan, rows, predictions),
+        duplicates=list(rows.faults.values()).count("duplicate_id") if rows else 0,
+        **_tokens(plan, rows, predictions, firsts),
         files=files,
     )
     context.objects.put_new(part_summary(plan.uri, split), json.dumps(summary.to_json()).encode())
@@ -82,13 +89,36 @@ def publish_split(
     return summary
 
 
-def _tokens(plan: RunPlan, rows: _SplitResult | None, predictions: pa.Table) -> dict[str, int]:
+def _contents(
+    plan: RunPlan, predictions: pa.Table, rejects: pa.Table, names: Sequence[str | None]
+) -> dict[str, tuple[bytes, int]]:
+    """What is staged: table, or file of the Batch API -> its bytes, and how many rows or lines it has."""
+    found = {"predictions": predictions, "rejects": rejects}
+    staged = {name: (parquet_bytes(table), table.num_rows) for name, table in found.items()}
+    if plan.job.input.is_batch_api:
+        lines = output_lines(predictions, plan.ds), error_lines(rejects, names)
+        staged |= {name: (data, data.count(b"\n")) for name, data in zip(BATCH_FILES, lines, strict=True)}
+    return staged
+
+
+def _first_lines(predictions: pa.Table) -> NDArray[np.int64]:
+    """Of the samples of each input row, which lie together, the place of the first; ascending."""
+    uris, rows = predictions["source_uri"].combine_chunks(), predictions["source_row"].combine_chunks()
+    if not len(rows):
+        return np.empty(0, np.int64)
+    new = pc.or_(pc.not_equal(uris[1:], uris[:-1]), pc.not_equal(rows[1:], rows[:-1]))
+    return np.concatenate([[0], 1 + np.flatnonzero(new.to_numpy(zero_copy_only=False))])
+
+
+def _tokens(
+    plan: RunPlan, rows: _SplitResult | None, predictions: pa.Table, firsts: NDArray[np.int64]
+) -> dict[str, int]:
     """Tokens of the accepted rows; of a retry, those of the predictions, for it knows no others."""
     if rows is not None and plan.retry_of is None:
         real, cut_rows, cut = int(rows.lengths.sum()), rows.counts.truncated_rows, rows.counts.truncated_tokens
     else:
-        truncated = predictions["truncated_tokens"].to_numpy()[:: plan.job.samples]  # a row's samples lie together
-        real = int(predictions["token_count"].to_numpy()[:: plan.job.samples].sum())
+        truncated = predictions["truncated_tokens"].to_numpy()[firsts]
+        real = int(predictions["token_count"].to_numpy()[firsts].sum())
         cut_rows, cut = int((truncated > 0).sum()), int(truncated.sum())
     return {"real_tokens": real, "truncated_rows": cut_rows, "truncated_tokens": cut}
 
@@ -113,6 +143,8 @@ class _SplitResult:
     truncated: NDArray[np.int64]
     shapes: NDArray[np.int64]
     """Index into the plan's shapes, per row."""
+    duplicates: frozenset[tuple[int, int]]
+    """(piece, row in piece) of rows that repeat an id."""
     faults: dict[int, str]
     """Position of a row that could not be executed, or whose output is no prediction -> reason code."""
 
@@ -145,6 +177,7 @@ class _SplitResult:
                 f"nothing was published. Please report this with {plan.uri}"
             )
         output = pa.concat_arrays(outputs).take(pa.array(np.argsort(where)))
+        duplicates = load_duplicates(context.objects, plan.uri, split) if plan.job.input.is_batch_api else frozenset()
         return cls(
             split=split,
             counts=counts,
@@ -154,7 +187,8 @@ class _SplitResult:
             lengths=lengths,
             truncated=truncated,
             shapes=shapes,
-            faults=task.faults(output) | faults,
+            duplicates=duplicates,
+            faults=task.faults(output, plan.job) | faults | _repeated(kept, duplicates),
         )
 
     @property
@@ -163,20 +197,27 @@ class _SplitResult:
         return np.setdiff1d(np.arange(self.counts.accepted), np.array(list(self.faults), np.int64))
 
 
+def _repeated(kept: pa.Table, duplicates: frozenset[tuple[int, int]]) -> dict[int, str]:
+    """Faults of the accepted rows that repeat an id."""
+    places = zip(kept.column(0).to_pylist(), kept.column(1).to_pylist(), strict=True) if duplicates else ()
+    return {position: "duplicate_id" for position, place in enumerate(places) if place in duplicates}
+
+
 def _predictions(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> pa.Table:
     job, model = plan.job, plan.model
     schema = prediction_schema(job, model.labels, model.problem_type)
     if result is None:
         return schema.empty_table()
-    good = result.good
-    lines = np.repeat(good, job.samples)  # of the output: a row has one per sample
+    good, task = result.good, load_task(job.task)
+    output = result.output.take(pa.array(good))
+    lines = np.repeat(good, task.lines(output))  # of generate: a row has one per sample
     kept = result.kept.take(pa.array(lines))
-    task = load_task(job.task)
     uris, source_rows = origins(plan, snapshot, result.split, kept.column(0).to_pylist(), kept.column(1).to_pylist())
     shapes = [str(shape) for shape in plan.shape_plan.shapes]
     columns = [
         *(kept.column(index) for index in range(OWN_COLUMNS, kept.num_columns)),
-        *task.columns(result.output.take(pa.array(good)), job, model.labels, model.problem_type),
+        *_request_columns(plan, kept),
+        *task.columns(output, job, model.labels, model.problem_type),
         row_ids(kept.column(2).to_pylist(), uris, source_rows),
         uris,
         source_rows,
@@ -189,20 +230,38 @@ def _predictions(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None)
     return _table(columns, schema)
 
 
-def _rejects(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> pa.Table:
-    """Rejects of reading, tokenising and inference, in input order."""
+def _request_columns(plan: RunPlan, kept: pa.Table) -> list[list[str]]:
+    """Those of columns.request_fields. A body without a model was answered by the first of the job's names for it."""
+    if not plan.job.input.is_batch_api:
+        return []
+    assert plan.job.generate is not None
+    named = (*plan.job.generate.served_model_names, plan.model.digest)[0]
+    requests = [json.loads(request) for request in kept["__request"].to_pylist()]
+    return [[request["url"] for request in requests], [request["model"] or named for request in requests]]
+
+
+def _rejects(plan: RunPlan, snapshot: Snapshot, result: _SplitResult | None) -> tuple[pa.Table, list[str | None]]:
+    """Rejects of reading, tokenising and inference, in input order, and what each calls itself."""
     if result is None:
-        return rejects_table_schema().empty_table()
-    records = [tuple(record.values()) for record in result.rejects.to_pylist()]
+        return rejects_table_schema().empty_table(), []
+    records = [_record(tuple(record.values()), result.duplicates) for record in result.rejects.to_pylist()]
     for position, reason in sorted(result.faults.items()):
         piece, row, row_id = (result.kept.column(index)[position].as_py() for index in range(3))
         fault = reject("infer", reason, f"row id {row_id}: {REASONS[reason]}", "")
-        records.append((piece, row, fault.stage, fault.reason, fault.message, fault.payload))
+        fault = duplicate(fault) if reason == "duplicate_id" else fault
+        records.append((piece, row, fault.stage, fault.reason, fault.message, fault.payload, row_id))
     records.sort(key=lambda record: (record[0], record[1]))
     pieces = [record[0] for record in records]
     uris, source_rows = origins(plan, snapshot, result.split, pieces, [record[1] for record in records])
     faults = [[record[index] for record in records] for index in range(2, 6)]
-    return _table([uris, source_rows, *faults, [plan.fingerprint] * len(records)], rejects_table_schema())
+    table = _table([uris, source_rows, *faults, [plan.fingerprint] * len(records)], rejects_table_schema())
+    return table, [record[6] for record in records]
+
+
+def _record(record: tuple[Any, ...], duplicates: frozenset[tuple[int, int]]) -> tuple[Any, ...]:
+    """A reject of reading or tokenising as (piece, row, *fault); that its id is taken is said before all else."""
+    piece, row, *fault = record
+    return (piece, row, *dataclasses.astuple(duplicate(Reject(*fault)))) if (piece, row) in duplicates else record
 
 
 def _table(columns: list[Any], schema: pa.Schema) -> pa.Table:

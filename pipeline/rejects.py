@@ -21,21 +21,28 @@ REASONS = {
     "missing_column": "the row lacks a column that the job names",
     "null_text": "a text column is null",
     "wrong_type": "a text column is not text",
-    "bad_messages": "the messages column is no list of {role, content}, or the model's chat template refuses it",
+    "bad_messages": "the messages are no list of {role, content}, or the model's chat template refuses them",
+    "bad_request": "a field of a batch file's line is missing, of another type or out of range",
+    "bad_endpoint": "a batch file's line is no POST to /v1/chat/completions or /v1/completions",
+    "unsupported_field": "a batch file's line asks for what this version or target does not do",
+    "unknown_model": "a batch file's line names another model than the job's served_model_names",
+    "duplicate_id": "another line of the night's batch files has the same custom_id and comes first",
     "missing_id": "the id column is null or not a scalar",
     "bad_kept_value": "a kept column's value does not fit its declared type",
     "too_long": "the row has more tokens than max_length and the job's truncation is reject",
     "no_tokens": "the text has no token at all",
     "nan_logits": "the model returned NaN or infinity for this row",
     "dead_end": "the job's generation settings left the model no token to go on with",
+    "bad_json": "a text is no value of generate.json_schema: it was cut, or a number is too large for its column",
     "device_error": "the device failed on this row twice, alone in its batch, and worked without it",
     "worker_killed": "the process died, or lost its device, twice on this row alone, and lived without it",
 }
 """Reason code -> what it means. A code is never renamed: readers query it."""
 
-INFER_REASONS = ("nan_logits", "dead_end", "device_error", "worker_killed")
+INFER_REASONS = ("nan_logits", "dead_end", "bad_json", "device_error", "worker_killed")
 """Reasons that only the infer step finds: such a row was tokenised and planned."""
 
+DUPLICATE_MESSAGE = "custom_id: an earlier line of the night has the same; give each line one of its own"
 MAX_PAYLOAD_CHARS = 2_000
 
 
@@ -49,6 +56,8 @@ class Reject:
     message: str
     payload: str
     """The original row as far as it could be read, at most MAX_PAYLOAD_CHARS characters."""
+    row_id: str | None = None
+    """What the row calls itself, where an output names its rejects by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,10 @@ class Accepted:
     """In the order of the job's `keep`."""
     label: str | None = None
     """The true label where the job names its column and the row has one."""
+    request: str | None = None
+    """Of a line of a batch file, what it asks for beside its prompt; JSON with url, model and asked."""
+    samples: int | None = None
+    """How many texts it asks for, where it says so."""
 
 
 def reject(stage: str, reason: str, message: str, original: Any) -> Reject:
@@ -76,6 +89,12 @@ def reject(stage: str, reason: str, message: str, original: Any) -> Reject:
         text = _json(original)
     safe = text[:MAX_PAYLOAD_CHARS].encode("utf-8", errors="backslashreplace").decode()
     return Reject(stage, reason, message, safe[:MAX_PAYLOAD_CHARS])
+
+
+def duplicate(row: Accepted | Reject) -> Reject:
+    """A row whose id an earlier row of the night has, whatever else is wrong with it."""
+    payload = row.payload if isinstance(row, Reject) else row.text[:MAX_PAYLOAD_CHARS]
+    return Reject("read", "duplicate_id", DUPLICATE_MESSAGE, payload, row.row_id)
 
 
 def _json(original: Any) -> str:
@@ -100,14 +119,22 @@ def check_row(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
     row_id = _row_id(values, spec)
     if isinstance(row_id, Reject):
         return row_id
+    kept = kept_values(values, spec)
+    if isinstance(kept, Reject):
+        return kept
+    text = texts[0] if spec.template is None else spec.render(texts)
+    return Accepted(text, pair, row_id, kept, _label(values, spec))
+
+
+def kept_values(values: Mapping[str, Any], spec: Input) -> tuple[Any, ...] | Reject:
+    """What the job keeps of a row, in the order of its `keep`."""
     kept = []
     for name, wanted in spec.keep.items():
         try:
             kept.append(cast_value(_optional(values, wanted.column), wanted.type))
         except (ValueError, TypeError) as error:
             return reject("read", "bad_kept_value", f"column {wanted.column!r}, kept as {name!r}: {error}", values)
-    text = texts[0] if spec.template is None else spec.render(texts)
-    return Accepted(text, pair, row_id, tuple(kept), _label(values, spec))
+    return tuple(kept)
 
 
 def _required(values: Mapping[str, Any], column: str, reason: str) -> Any | Reject:

@@ -47,7 +47,7 @@ def make_report(plan: RunPlan, manifest: Manifest, tally: EventTally, shape_plan
         "rejected": manifest.rejected,
         "reject_reasons": manifest.reasons,
         **_tokens(plan, manifest, shards),
-        "tokens": generation_figures(shards, plan.job.samples, seconds["infer"]) if plan.job.generate else None,
+        "tokens": generation_figures(shards, seconds["infer"]) if plan.job.generate else None,
         "seconds": {step: round(value, 3) for step, value in seconds.items()},
         "peak_memory_mb": {step: _peak_memory_mb(events, step) for step in STEPS},
         "total_seconds": total,

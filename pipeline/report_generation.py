@@ -14,7 +14,7 @@ FIGURES = (
 """Also columns of the metrics table of such a job."""
 
 
-def generation_figures(shards: Sequence[ShardEvent], samples: int, infer_seconds: float) -> dict[str, Any]:
+def generation_figures(shards: Sequence[ShardEvent], infer_seconds: float) -> dict[str, Any]:
     """FIGURES over the shards whose results count; rates are per wall-clock second of the infer step, all workers.
 
     A prompt counts once per sample. Steps are executions of a shard's graphs until a text's first and last token, the
@@ -23,7 +23,7 @@ def generation_figures(shards: Sequence[ShardEvent], samples: int, infer_seconds
     prompt_tokens = sum(shard.real_tokens for shard in shards)
     generated_tokens = sum(shard.generated_tokens for shard in shards)
     decode_slots = sum(shard.decode_slots for shard in shards)
-    texts = sum(shard.rows for shard in shards) * samples
+    texts = sum(shard.texts for shard in shards)
 
     def rate(tokens: int) -> float | None:
         return tokens / infer_seconds if infer_seconds else None

@@ -70,11 +70,12 @@ def origin(plan: RunPlan, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def rejected_rows(context: Context, retry_of: str, snapshot: Snapshot, split: int) -> frozenset[tuple[int, int]]:
-    """The published rejects of a split, as (piece, row in piece)."""
+def rejected_rows(context: Context, retry_of: str, snapshot: Snapshot, split: int) -> dict[tuple[int, int], str]:
+    """The published rejects of a split: (piece, row in piece) -> reason."""
     base = base_version(context, retry_of)
     table = _published(context, base, snapshot, split, "rejects", rejects_table_schema())
-    return frozenset(_places(base.origin["row_offsets"][split], snapshot, split, table))
+    places = _places(base.origin["row_offsets"][split], snapshot, split, table)
+    return dict(zip(places, table["reason"].to_pylist(), strict=True))
 
 
 def merged(context: Context, plan: RunPlan, snapshot: Snapshot, split: int, predictions: pa.Table) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.batch_api.duplicates import encode_ids, id_record
 from pipeline.columns import kept_schema, reject_schema
 from pipeline.job import Job
 from pipeline.rejects import Accepted, Reject, reject
@@ -24,6 +26,7 @@ class SplitBuilder:
 
     def __init__(self, job: Job, vocab_size: int) -> None:
         self._max_length = job.max_length
+        self._named = job.input.is_batch_api
         self._vocab_size = vocab_size
         self._tokens: list[NDArray[Any]] = []
         self._lengths: list[NDArray[np.int64]] = []
@@ -33,10 +36,22 @@ class SplitBuilder:
         self._reasons: Counter[str] = Counter()
         self._accepted = 0
         self.piece_rows: list[int] = []
+        self._ids = bytearray()
+        self._job_samples = job.samples
+        self._samples = 0
 
     def reject(self, piece: int, row: int, fault: Reject) -> None:
         self._reasons[fault.reason] += 1
-        self._rejects.add((piece, row, fault.stage, fault.reason, fault.message, fault.payload))
+        self._name(fault.row_id, piece, row, accepted=False)
+        self._rejects.add((piece, row, fault.stage, fault.reason, fault.message, fault.payload, fault.row_id))
+
+    def _name(self, row_id: str | None, piece: int, row: int, *, accepted: bool) -> None:
+        if self._named and row_id is not None:
+            self._ids += id_record(row_id, piece, row, accepted)
+
+    def encoded_ids(self) -> bytes | None:
+        """What repeated ids of the night are found by; None where ids may repeat."""
+        return encode_ids(bytes(self._ids)) if self._named else None
 
     def add(self, rows: Sequence[tuple[int, int, Accepted]], texts: Sequence[TokenizedText | Reject]) -> None:
         """Rows as (piece, row in piece, row) with their tokens, or why they have none.
@@ -47,10 +62,12 @@ class SplitBuilder:
         for (piece, row, accepted), text in zip(rows, texts, strict=True):
             checked = text if isinstance(text, Reject) else _checked(accepted, text, self._max_length)
             if isinstance(checked, Reject):
-                self.reject(piece, row, checked)
+                self.reject(piece, row, dataclasses.replace(checked, row_id=accepted.row_id))
             else:
                 kept.append(checked)
-                self._kept.add((piece, row, accepted.row_id, accepted.label, *accepted.kept))
+                self._samples += accepted.samples or self._job_samples
+                self._name(accepted.row_id, piece, row, accepted=True)
+                self._kept.add((piece, row, accepted.row_id, accepted.label, accepted.request, *accepted.kept))
         records = np.empty(len(kept), ROW)
         records["position"] = np.arange(self._accepted, self._accepted + len(kept))
         records["truncated"] = [text.truncated_tokens for text in kept]
@@ -79,6 +96,7 @@ class SplitBuilder:
             truncated_rows=int((records["truncated"] > 0).sum()),
             truncated_tokens=int(records["truncated"].sum()),
             piece_rows=tuple(self.piece_rows),
+            samples=self._samples,
         )
         return summary, tokens, rows, self._kept.table(), self._rejects.table()
 

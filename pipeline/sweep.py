@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from pipeline.context import Context
+from pipeline.layout import BATCH_FILES, BATCH_TABLE
 from pipeline.manifest import committed
 from pipeline.run_plan import RunPlan, load_run
 from pipeline.tables import TABLES
@@ -17,7 +18,7 @@ _MARKERS_FIRST = ("/summaries/", "/meta.json")
 
 def sweep_run(context: Context, plan: RunPlan) -> None:
     """Remove what a committed run no longer needs: shard results and staged parts. Its plan and its events stay."""
-    for folder in ("summaries", "shards", *TABLES):
+    for folder in ("summaries", "shards", *TABLES, *BATCH_FILES, "duplicates"):
         for uri in context.objects.list(f"{plan.uri}/{folder}/"):
             context.objects.delete(uri)
 
@@ -37,7 +38,7 @@ def sweep_partition(context: Context, before: float) -> int:
         context.objects.discard_unfinished(prefix, before)
         for prefix in (
             *(context.layout.work(folder, context.ds) for folder in _WORK),
-            *(context.layout.partition(table, context.ds) for table in (*TABLES, "metrics")),
+            *(context.layout.partition(table, context.ds) for table in (*TABLES, BATCH_TABLE, "metrics")),
         )
     )
     for name, modified in {**work.runs, **work.others}.items():

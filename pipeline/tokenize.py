@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from compile.model import ModelInfo
+from pipeline.batch_api.lines import check_line
 from pipeline.context import Context
 from pipeline.digests import code_version, digest
 from pipeline.layout import token_object
 from pipeline.parquet_files import parquet_bytes
-from pipeline.rejects import Accepted, Reject, check_row
+from pipeline.rejects import Accepted, Reject, check_row, duplicate
 from pipeline.retry import rejected_rows
 from pipeline.snapshot import Snapshot
 from pipeline.sources import source_rows
@@ -73,10 +74,14 @@ def _checked_rows(
     snapshot: Snapshot,
     split: Split,
     builder: SplitBuilder,
-    only: frozenset[tuple[int, int]] | None,
+    only: Mapping[tuple[int, int], str] | None,
 ) -> Iterator[tuple[int, int, Accepted]]:
-    """Accepted rows as (piece, row in piece, row); rejects and row counts go to `builder`. `only` names the wanted."""
+    """Accepted rows as (piece, row in piece, row); rejects and row counts go to `builder`.
+
+    `only` are the wanted, with the reason that each was rejected for.
+    """
     spec = context.job.input
+    check = check_line if spec.is_batch_api else check_row
     wanted = None if only is None else {piece for piece, _ in only}
     for number, piece in enumerate(split.pieces):
         if wanted is not None and number not in wanted:
@@ -87,7 +92,9 @@ def _checked_rows(
             rows = source_row.row + 1
             if only is not None and (number, source_row.row) not in only:
                 continue
-            checked = source_row.fault or check_row(source_row.values or {}, spec)
+            checked = source_row.fault or check(source_row.values or {}, spec)
+            if only is not None and only[number, source_row.row] == "duplicate_id":
+                checked = duplicate(checked)
             if isinstance(checked, Reject):
                 builder.reject(number, source_row.row, checked)
             else:
@@ -110,11 +117,13 @@ def _batches(rows: Iterator[tuple[int, int, Accepted]]) -> Iterator[list[tuple[i
 
 def _store(context: Context, tokens_uri: str, split: int, builder: SplitBuilder) -> SplitCounts:
     summary, tokens, rows, kept, rejects = builder.encoded(split)
+    ids = builder.encoded_ids()
     objects = {
         "tokens.bin": tokens,
         "rows.bin": rows,
         "kept.parquet": parquet_bytes(kept),
         "rejects.parquet": parquet_bytes(rejects),
+        **({"ids.bin": ids} if ids is not None else {}),
         "meta.json": json.dumps(summary.to_json()).encode(),  # last: it marks the split as done
     }
     for name, data in objects.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ ROW = np.dtype([("position", "<u4"), ("truncated", "<u4"), ("segment_b", "<u4")]
 """Per row: its place among the split's accepted rows in input order, tokens cut, tokens of the second text."""
 
 
+Value = TypeVar("Value")
 _NUMBERS = ("lengths", "counts", "piece_rows")
 
 
@@ -43,6 +44,8 @@ class SplitCounts:
     truncated_tokens: int
     piece_rows: Sequence[int]
     """Rows (or lines) that each piece of the split holds, which gives the next piece of the object its offset."""
+    samples: int = 0
+    """Output rows that the accepted rows ask for."""
 
     @property
     def accepted(self) -> int:
@@ -147,6 +150,19 @@ def read_block(objects: Objects, tokens_uri: str, counts: SplitCounts, start: in
     splits = np.full(len(wanted), counts.split, np.int64)
     tokens = np.frombuffer(flat, counts.token_dtype).astype(np.int64)
     return TokenBlock(tokens, wanted, np.frombuffer(rows, ROW), splits)
+
+
+def per_row(block: TokenBlock, known: dict[int, list[Value]], read: Callable[[int], list[Value]]) -> list[Value]:
+    """The value that each row of a block has in its split; `read` gives those of a split, in input order.
+
+    `known` keeps what was read: shards follow the splits, so what the last block needed is all worth keeping.
+    """
+    splits = block.splits.tolist()
+    wanted = {split: known.get(split) or read(split) for split in dict.fromkeys(splits)}
+    known.clear()
+    known.update(wanted)
+    positions = block.rows["position"].tolist()
+    return [wanted[split][position] for split, position in zip(splits, positions, strict=True)]
 
 
 def load_counts(objects: Objects, tokens_uri: str, split: int) -> SplitCounts:

@@ -13,6 +13,7 @@ from compile.errors import DeviceError, ShapeMismatch
 from compile.shapes import Shape
 from compile.targets import EncoderBatch
 from pipeline.execution import BROKEN_AFTER_ROWS, Executor, Health, is_broken
+from pipeline.job import parse_job
 from pipeline.shard_result import ShardResult
 from pipeline.tasks import load_task
 from pipeline.tasks.classify import logits_array, logits_of, logits_type
@@ -105,6 +106,9 @@ def test_when_rows_speak_against_the_device(good: int, faulty: int, broken: bool
     assert is_broken(good, faulty) is broken
 
 
+JOB = parse_job({"name": "x", "model": {"uri": "m"}, "input": {"uri": "i/", "text": "t"}, "output": {"uri": "o"}}, "")
+
+
 def test_a_result_survives_its_storage() -> None:
     kind = logits_type(2)
     executed = logits_array(np.array([[1, 2], [3, np.inf]], np.float32))
@@ -112,5 +116,5 @@ def test_a_result_survives_its_storage() -> None:
     found = ShardResult.decode(ShardResult.joined(parts, kind).encode())
     assert found.faults == (None, None, "device_error")
     assert found.output.to_pylist() == [[1, 2], [3, np.inf], None]
-    assert load_task("classify").faults(found.output) == {1: "nan_logits"}
+    assert load_task("classify").faults(found.output, JOB) == {1: "nan_logits"}
     assert len(ShardResult.decode(ShardResult.joined([], kind).encode())) == 0

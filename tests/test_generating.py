@@ -13,10 +13,18 @@ from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from pipeline.execution import Executor, Health
 from pipeline.generating import DecoderEngine, DrawIds
+from pipeline.job import parse_job
 from pipeline.tasks import load_task
 from pipeline.tokenized import ROW, TokenBlock
 
 POISON, LONG, NAN = 99, 98, 97
+JOB = parse_job(
+    {
+        "name": "x", "model": {"uri": "m"}, "task": "generate", "target": "torch", "generate": {"max_new_tokens": 2},
+        "input": {"uri": "in/", "text": "text"}, "output": {"uri": "out"},
+    },
+    "test",
+)  # fmt: skip
 
 
 class Device:
@@ -71,7 +79,7 @@ def test_every_row_has_its_own_texts_in_order(sampling: dict[str, Any]) -> None:
 def test_a_row_that_breaks_the_device_is_a_fault_and_one_with_nan_a_reject() -> None:
     result = executor().run(block(12, {3: POISON, 8: NAN, 9: POISON}))
     assert {row: fault for row, fault in enumerate(result.faults) if fault} == dict.fromkeys((3, 9), "device_error")
-    assert load_task("generate").faults(result.output) == {8: "nan_logits"}
+    assert load_task("generate").faults(result.output, JOB) == {8: "nan_logits"}
     assert result.output.to_pylist()[8][0]["text"] is None
     assert [row[0]["token_ids"][0] for row in result.output.to_pylist() if row] == [
         row for row in range(12) if row not in (3, 9)

@@ -11,7 +11,7 @@ import pytest
 from tiny_decoders import EOS, VOCABULARY, make_decoder, prompts
 
 from compile.errors import ModelError
-from compile.generation.constraints import GrammarConstraint, json_schema_grammar, regex_grammar
+from compile.generation.constraints import GrammarConstraint, GrammarTokens, json_schema_grammar, regex_grammar
 from compile.generation.requests import Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import StaticGenerator
@@ -48,7 +48,7 @@ def texts(
     from tokenizers import Tokenizer
 
     decode = Tokenizer.from_file(str(model_dir / "tokenizer.json")).decode
-    rules = TextRules(decode, GrammarConstraint(model_dir, VOCABULARY, [EOS], grammar))
+    rules = TextRules(decode, GrammarConstraint(GrammarTokens(model_dir, VOCABULARY, [EOS]), grammar))
     all_prompts = prompts([5, 12, 7, 1, 9, 3, 11, 2, 8, 6, 4, 10])
     requests = [Request(str(row), all_prompts[row]) for row in rows]
     return {
@@ -95,10 +95,10 @@ def test_a_limit_cuts_a_text_short(model_dir: Path, generator: StaticGenerator) 
 
 def test_what_cannot_be_a_constraint_is_refused(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="constraint cannot be used"):
-        GrammarConstraint(model_dir, VOCABULARY, [EOS], regex_grammar("(open"))
+        GrammarConstraint(GrammarTokens(model_dir, VOCABULARY, [EOS]), regex_grammar("(open"))
     with pytest.raises(ValueError, match="constraint cannot be used"):
-        GrammarConstraint(model_dir, VOCABULARY, [EOS], json_schema_grammar({"type": "strong"}))
+        GrammarConstraint(GrammarTokens(model_dir, VOCABULARY, [EOS]), json_schema_grammar({"type": "strong"}))
     with pytest.raises(ValueError, match="ends a text"):
-        GrammarConstraint(model_dir, VOCABULARY, [], regex_grammar("yes"))
+        GrammarConstraint(GrammarTokens(model_dir, VOCABULARY, []), regex_grammar("yes"))
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        GrammarConstraint(tmp_path, VOCABULARY, [EOS], regex_grammar("yes"))
+        GrammarConstraint(GrammarTokens(tmp_path, VOCABULARY, [EOS]), regex_grammar("yes"))

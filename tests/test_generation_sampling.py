@@ -210,3 +210,23 @@ def test_names_and_defaults_are_those_of_transformers() -> None:
     assert theirs["max_length"] == ours["max_new_tokens"] == 20, "transformers stops at 20 where nothing is said"
     for name in set(ours) - {"stop_token_ids", "seed", "max_new_tokens"}:
         assert (theirs[name] or None) == (ours[name] or None), name
+
+
+def test_presence_and_frequency_penalties_are_those_of_openais_formula() -> None:
+    """Over new tokens alone: 9 is in the prompt too, 40 is twice among the new ones, 4 only in the prompt."""
+    logits = np.random.default_rng(0).normal(size=VOCABULARY).astype(np.float32)
+    new = np.array([9, 40, 5, 40], np.int64)
+    sampling = Sampling(do_sample=True, top_k=0, presence_penalty=0.7, frequency_penalty=-1.3, max_new_tokens=9)
+    chooser = Chooser(sampling, PROMPT.tolist(), "row")
+    penalised = logits.astype(np.float64)
+    for token, count in ((9, 1), (40, 2), (5, 1)):
+        penalised[token] -= 0.7 - 1.3 * count
+    expected = np.exp(penalised) / np.exp(penalised).sum()
+    ids, found = chooser.distribution(logits, np.concatenate([PROMPT, new]))
+    assert ids.tolist() == list(range(VOCABULARY))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    ids, found = chooser.distribution(logits, PROMPT)
+    np.testing.assert_allclose(found, np.exp(logits) / np.exp(logits).sum(), rtol=1e-5)
+    greedy = Chooser(Sampling(presence_penalty=100.0), PROMPT.tolist(), "row")
+    best = int(logits.argmax())
+    assert greedy.choose(logits, np.append(PROMPT, best)) == int(np.argsort(logits)[-2])

@@ -116,7 +116,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (job_with(compile="maybe"), "compile: Input should be 'auto' or 'never' (got 'maybe')"),
     (
         input_with(format="xls"),
-        "input.format: Input should be 'auto', 'parquet', 'jsonl', 'csv', 'tsv', 'text' or 'datasets' (got 'xls')",
+        "input.format: Input should be 'auto', 'parquet', 'jsonl', 'csv', 'tsv', 'text', 'datasets' or 'openai_batch' "
+        "(got 'xls')",
     ),
     (input_with(when_missing="skip"), "input.when_missing: Input should be 'fail' or 'empty' (got 'skip')"),
     (

@@ -22,6 +22,7 @@ PARSED_BY_AIRFLOW = [
     "pipeline/job_folder.py",
     "pipeline/job.py",
     "pipeline/job_generate.py",
+    "pipeline/job_output.py",
     "pipeline/job_neuron.py",
     "pipeline/job_values.py",
     "pipeline/errors.py",
@@ -53,6 +54,10 @@ PURE = [
     "pipeline/tasks/__init__.py",
     "pipeline/tasks/classify.py",
     "pipeline/tasks/generate.py",
+    "pipeline/json_values.py",
+    "pipeline/batch_api/fields.py",
+    "pipeline/batch_api/lines.py",
+    "pipeline/batch_api/answers.py",
     "pipeline/report_generation.py",
 ]
 

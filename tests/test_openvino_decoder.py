@@ -12,7 +12,7 @@ from tiny_decoders import EOS, greedy_by_transformers, make_decoder, prompts
 
 from compile.errors import ArtifactError, CompileError
 from compile.generation.constraints import Constraint
-from compile.generation.requests import Completion, Request, TextRules
+from compile.generation.requests import Asked, Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import StaticGenerator
 from compile.shapes import Shape
@@ -163,3 +163,25 @@ def test_damaged_files_are_an_artifact_error(tmp_path: Path) -> None:
     (tmp_path / "openvino_model.xml").write_text("no graph")
     with pytest.raises(ArtifactError, match=r"openvino: 4x40 fp32"):
         load_decoder_target("openvino", NEW_TOKENS).load(tmp_path, SHAPE, "fp32")
+
+
+def test_requests_with_settings_of_their_own_have_the_texts_of_the_static_path(engines, models, tmp_path: Path) -> None:
+    """Among them OpenAI's penalties, which GenAI has, too."""
+    asked = [
+        Sampling(max_new_tokens=16),
+        Sampling(max_new_tokens=9, presence_penalty=2.0),
+        Sampling(max_new_tokens=16, frequency_penalty=1.5),
+        Sampling(max_new_tokens=16, presence_penalty=1.5, frequency_penalty=1.0, repetition_penalty=1.3),
+    ]
+    requests = [
+        Request(f"{row}-{number}", prompt, asked=Asked(sampling))
+        for row, prompt in enumerate(prompts(LENGTHS[:4]))
+        for number, sampling in enumerate(asked)
+    ]
+    static = StaticGenerator(built(models("llama"), tmp_path, target="torch"))
+    run = Sampling(max_new_tokens=3)
+    expected, found = (generate(engine, requests, run, TextRules()) for engine in (static, engines("llama")))
+    assert len({one.token_ids for one in expected.values()}) > 12
+    assert all(len(expected[request.row_id].token_ids) == (9 if "-1" in request.row_id else 16) for request in requests)
+    same = sum(found[row].token_ids == one.token_ids for row, one in expected.items())
+    assert same >= 15, "another kernel may decide a near tie otherwise"

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.job import Catalog, Input, Job, Output
+from pipeline.job import Input, Job
 from pipeline.job_generate import Generate
 from pipeline.job_neuron import Neuron
+from pipeline.job_output import Catalog, Output
 from pipeline.rejects import REASONS
 from pipeline.version_matrix import MATRIX
 

@@ -30,11 +30,11 @@ class Constraint(Protocol):
         """A fresh one for a new text."""
 
 
-class GrammarConstraint:
-    """A grammar over a model's tokens. Compiled once; a text that is cut by max_new_tokens may be a beginning only."""
+class GrammarTokens:
+    """A model's tokens as llguidance knows them, for any number of grammars."""
 
-    def __init__(self, model_dir: Path, vocab_size: int, ends: Sequence[int], grammar: str) -> None:
-        """`ends` are the tokens that may end a text. Raises ModelError, ValueError that says what llguidance lacks."""
+    def __init__(self, model_dir: Path, vocab_size: int, ends: Sequence[int]) -> None:
+        """`ends` are the tokens that may end a text. Raises ModelError, ValueError."""
         import llguidance
 
         path = model_dir / "tokenizer.json"
@@ -42,10 +42,20 @@ class GrammarConstraint:
             raise ModelError(f"{model_dir} has no tokenizer.json, which a constraint needs")
         if not ends:
             raise ValueError("a constraint needs a token that ends a text; the model has no eos_token_id")
-        tokenizer = llguidance.LLTokenizer(path.read_text(), n_vocab=vocab_size, eos_token=list(ends))
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
+        self.tokenizer = llguidance.LLTokenizer(path.read_text(), n_vocab=vocab_size, eos_token=list(ends))
+
+
+class GrammarConstraint:
+    """A grammar over a model's tokens. Compiled once; a text that is cut by max_new_tokens may be a beginning only."""
+
+    def __init__(self, tokens: GrammarTokens, grammar: str) -> None:
+        """Raises ValueError that says what llguidance lacks."""
+        import llguidance
+
+        self._vocab_size = tokens.vocab_size
         # 0: its own warnings would go to standard error for every text.
-        self._first = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        self._first = llguidance.LLMatcher(tokens.tokenizer, grammar, log_level=0)
         problem = self._first.get_error()
         if problem:
             raise ValueError(f"the constraint cannot be used: {problem.splitlines()[0]}")

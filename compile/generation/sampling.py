@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -28,6 +29,11 @@ class Sampling:
     min_p: float | None = None
     repetition_penalty: float = 1.0
     """Over prompt and new tokens."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that is among the new ones. This and the next are OpenAI's and vLLM's;
+    transformers has neither."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that a token is among the new ones."""
     no_repeat_ngram_size: int = 0
     """Over prompt and new tokens; 0 allows all."""
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
@@ -42,6 +48,9 @@ class Sampling:
     num_return_sequences: int = 1
     seed: int = 0
     """Of the job; with row id, sample number and position it decides every draw."""
+    logprobs: int | None = None
+    """How many of the most probable tokens are told beside each new one, with the model's own log probabilities; None
+    tells nothing. No part of transformers' config."""
 
     def __post_init__(self) -> None:
         for name, fits, need in (
@@ -50,11 +59,14 @@ class Sampling:
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", self.min_p is None or 0 <= self.min_p <= 1, "between 0 and 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "finite"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "finite"),
             ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "at least 0"),
             ("sequence_bias", all(ids for ids, _ in self.sequence_bias), "given for at least one token id each"),
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
             ("min_new_tokens", 0 <= self.min_new_tokens <= self.max_new_tokens, "between 0 and max_new_tokens"),
             ("stop_strings", all(self.stop_strings), "not empty"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "at least 0"),
             ("num_return_sequences", self.num_return_sequences >= 1, "at least 1"),
             ("num_return_sequences", self.do_sample or self.num_return_sequences == 1, "1 without do_sample"),
         ):
@@ -154,12 +166,30 @@ def rules(sampling: Sampling, prompt_tokens: int) -> list[Any]:
         found.append(process.SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in sampling.sequence_bias]))
     if sampling.repetition_penalty != 1.0:
         found.append(process.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        found.append(_Penalties(sampling.presence_penalty, sampling.frequency_penalty, prompt_tokens))
     if sampling.no_repeat_ngram_size:
         found.append(process.NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram_size))
     if sampling.min_new_tokens and sampling.ends:
         ends = sorted(sampling.ends)
         found.append(process.MinNewTokensLengthLogitsProcessor(prompt_tokens, sampling.min_new_tokens, ends))
     return found
+
+
+class _Penalties:
+    """As https://platform.openai.com/docs/api-reference/chat defines the two penalties; over new tokens alone."""
+
+    def __init__(self, presence: float, frequency: float, prompt_tokens: int) -> None:
+        self._presence = presence
+        self._frequency = frequency
+        self._prompt_tokens = prompt_tokens
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        """Token ids (1, tokens) and scores (1, vocab), as transformers' processors are called."""
+        tokens, counts = ids[0, self._prompt_tokens :].unique(return_counts=True)
+        penalised = scores.clone()
+        penalised[0, tokens] -= self._presence + self._frequency * counts
+        return penalised
 
 
 def warpers(sampling: Sampling) -> list[Any]:
@@ -205,6 +235,26 @@ def draw(probabilities: NDArray[np.float64], point: float) -> int:
     ends = np.cumsum(probabilities)
     index = int(np.searchsorted(ends, point * ends[-1], side="right"))
     return min(index, int(np.flatnonzero(probabilities)[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One new token and what else was probable in its place: log probabilities before any setting changed them."""
+
+    token: int
+    log_probability: float
+    top: tuple[tuple[int, float], ...]
+    """The most probable tokens, best first; of equals the lower id."""
+
+
+def token_logprobs(logits: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+    """From float32 (vocab,) logits without NaN, with the `count` most probable tokens."""
+    count = min(count, len(logits))
+    least = np.partition(logits, len(logits) - count)[len(logits) - count] if count else np.inf
+    best = np.flatnonzero(logits >= least)
+    best = best[np.argsort(-logits[best], kind="stable")][:count]
+    top = tuple((int(one), log_probability(logits, int(one))) for one in best)
+    return TokenLogprobs(token, log_probability(logits, token), top)
 
 
 def log_probability(logits: NDArray[np.float32], token: int) -> float:

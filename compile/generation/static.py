@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compile.generation.constraints import Matcher
 from compile.generation.requests import Completion, Request, TextRules
-from compile.generation.sampling import Chooser, Sampling, log_probability
+from compile.generation.sampling import Chooser, Sampling, TokenLogprobs, log_probability, token_logprobs
 from compile.generation.slots import Decode, Prefill, SlotGrid, SlotScheduler, SlotUse, Work
 from compile.generation.stops import finish_reason
 from compile.targets.decoders import Generator, StaticDecoder
@@ -25,6 +25,7 @@ class Text:
     """One request in progress."""
 
     request: Request
+    sampling: Sampling
     limit: int
     chooser: Chooser
     matcher: Matcher | None
@@ -32,6 +33,7 @@ class Text:
     """Prompt and new tokens; of the array, the first `count` are there."""
     count: int
     log_probability: float = 0.0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     first_step: int = 0
     reason: str | None = None
     """Why it ended; None while it goes on."""
@@ -57,7 +59,7 @@ class StaticGenerator:
         """
 
         def advance(one: Text, logits: NDArray[np.float32]) -> None:
-            _advance(one, logits, sampling, text)
+            _advance(one, logits, text)
 
         def told(use: SlotUse) -> None:
             self.use = use
@@ -84,7 +86,7 @@ def run_slots(
 
     `told` gets the counts after each step. Raises ValueError at once when a prompt or a limit does not fit the grid.
     """
-    limits = [_limit(request, sampling) for request in requests]
+    limits = [request.limit(sampling) for request in requests]
     works = [
         Work(len(request.token_ids), limit, request.expected_tokens)
         for request, limit in zip(requests, limits, strict=True)
@@ -125,24 +127,22 @@ def as_generator(loaded: StaticDecoder | Generator) -> Generator:
     return loaded if isinstance(loaded, Generator) else StaticGenerator(loaded)
 
 
-def _limit(request: Request, sampling: Sampling) -> int:
-    return min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens)
-
-
 def _begin(request: Request, limit: int, sampling: Sampling, text: TextRules, step: int) -> Text:
     tokens = np.concatenate([request.token_ids.astype(np.int64), np.zeros(limit, np.int64)])
+    own, constraint = request.settings(sampling), request.rules(text).constraint
     return Text(
         request=request,
+        sampling=own,
         limit=limit,
-        chooser=Chooser(sampling, request.token_ids.tolist(), request.row_id, request.sample),
-        matcher=text.constraint.matcher() if text.constraint else None,
+        chooser=Chooser(own, request.token_ids.tolist(), request.row_id, request.sample),
+        matcher=constraint.matcher() if constraint else None,
         tokens=tokens,
         count=len(request.token_ids),
         first_step=step,
     )
 
 
-def _advance(one: Text, logits: NDArray[np.float32], sampling: Sampling, text: TextRules) -> None:
+def _advance(one: Text, logits: NDArray[np.float32], text: TextRules) -> None:
     """Choose the next token of a text and see whether it is the last."""
     if not np.isfinite(logits.max()):  # minus infinity in places is a model's way to rule tokens out
         one.reason = "nan_logits"
@@ -155,9 +155,11 @@ def _advance(one: Text, logits: NDArray[np.float32], sampling: Sampling, text: T
     one.tokens[one.count] = token
     one.count += 1
     one.log_probability += log_probability(logits, token)
+    if one.sampling.logprobs is not None:
+        one.logprobs.append(token_logprobs(logits, token, one.sampling.logprobs))
     if one.matcher:
         one.matcher.take(token)
-    one.reason = finish_reason(sampling, one.new_tokens, one.limit, text.decode)
+    one.reason = finish_reason(one.sampling, one.new_tokens, one.limit, text.decode)
 
 
 def _completion(one: Text, step: int) -> Completion:
@@ -169,6 +171,7 @@ def _completion(one: Text, step: int) -> Completion:
         finish_reason=one.reason,
         prompt_tokens=len(one.request.token_ids),
         log_probability=one.log_probability,
+        logprobs=tuple(one.logprobs),
         first_token_step=one.first_step,
         last_token_step=step,
     )

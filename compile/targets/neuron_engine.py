@@ -36,6 +36,8 @@ class NeuronEngine:
         lacking = unsupported(sampling, text)
         if lacking:
             raise ValueError(lacking)
+        if any(request.asked for request in requests):
+            raise ValueError("neuron.on_device_sampling has one setting for all slots; none of a request can reach it")
         params = (float(sampling.top_k), sampling.top_p, sampling.temperature) if sampling.do_sample else GREEDY
         graphs = self._graphs
 
@@ -62,6 +64,9 @@ def unsupported(sampling: Sampling, text: TextRules) -> str | None:
     for name, asked in (
         ("min_p", sampling.do_sample and sampling.min_p is not None),
         ("repetition_penalty", sampling.repetition_penalty != 1.0),
+        ("presence_penalty", sampling.presence_penalty != 0.0),
+        ("frequency_penalty", sampling.frequency_penalty != 0.0),
+        ("logprobs", sampling.logprobs is not None),
         ("no_repeat_ngram_size", sampling.no_repeat_ngram_size > 0),
         ("logit_bias", bool(sampling.sequence_bias)),
         ("min_new_tokens", sampling.min_new_tokens > 0),

@@ -142,6 +142,7 @@ def unsupported(sampling: Sampling, text: TextRules) -> str | None:
         ("no_repeat_ngram_size", sampling.no_repeat_ngram_size > 0),
         ("sequence_bias", bool(sampling.sequence_bias)),
         ("constraint", text.constraint is not None),
+        ("logprobs", sampling.logprobs is not None),  # it tells those of the distribution that was drawn from
     ):
         if asked:
             return f"the openvino engine has no {name}; choose target openvino-slots, or leave it out"
@@ -153,6 +154,7 @@ class _Running:
     """One request in GenAI's hands."""
 
     request: Request
+    sampling: Sampling
     limit: int
     handle: Any
     token_ids: list[int] = field(default_factory=list)
@@ -170,12 +172,11 @@ class OpenVinoEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, text: TextRules) -> Iterator[Completion]:
         """As the Protocol says; ValueError also for settings that GenAI lacks, see `unsupported`."""
-        problem = unsupported(sampling, text)
-        if problem:
-            raise ValueError(problem)
-        limits = [
-            min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens) for request in requests
-        ]
+        asked = [(request.settings(sampling), request.rules(text)) for request in requests if request.asked]
+        for problem in (unsupported(*settings) for settings in [(sampling, text), *asked]):
+            if problem:
+                raise ValueError(problem)
+        limits = [request.limit(sampling) for request in requests]
         for index, (request, limit) in enumerate(zip(requests, limits, strict=True)):
             check_work(index, Work(len(request.token_ids), limit), self.grid)
         return self._run(requests, limits, sampling, text)
@@ -193,7 +194,7 @@ class OpenVinoEngine:
 
         One row's NaN fails the step of all of them, and the message does not say whose it is.
         """
-        running = [self._add(request, limit, sampling) for request, limit in group]
+        running = [self._add(request, limit, request.settings(sampling)) for request, limit in group]
         step, failure = 0, None
         try:
             while running and failure is None:
@@ -204,7 +205,7 @@ class OpenVinoEngine:
                     failure = error
                     break
                 for one in list(running):
-                    reason = _read(one, sampling, text, step)
+                    reason = _read(one, text, step)
                     if reason:
                         running.remove(one)
                         yield _completion(one, reason, step)
@@ -231,7 +232,8 @@ class OpenVinoEngine:
         openvino = openvino_package()
         self._count += 1
         ids = openvino.Tensor(np.ascontiguousarray(request.token_ids[None], np.int64))
-        return _Running(request, limit, self._pipeline.add_request(self._count, ids, _config(request, limit, sampling)))
+        handle = self._pipeline.add_request(self._count, ids, _config(request, limit, sampling))
+        return _Running(request, sampling, limit, handle)
 
 
 def _config(request: Request, limit: int, sampling: Sampling) -> Any:
@@ -241,6 +243,8 @@ def _config(request: Request, limit: int, sampling: Sampling) -> Any:
         "max_new_tokens": limit,
         "min_new_tokens": min(sampling.min_new_tokens, limit),
         "repetition_penalty": float(sampling.repetition_penalty),
+        "presence_penalty": float(sampling.presence_penalty),
+        "frequency_penalty": float(sampling.frequency_penalty),
         "logprobs": 1,
         "do_sample": sampling.do_sample,
     }
@@ -260,7 +264,7 @@ def request_seed(seed: int, row_id: str, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4, person=b"lengthwise").digest(), "big") >> 1
 
 
-def _read(one: _Running, sampling: Sampling, text: TextRules, step: int) -> str | None:
+def _read(one: _Running, text: TextRules, step: int) -> str | None:
     """Take over the tokens of the last step; why the text ended, None when it goes on."""
     import openvino_genai
 
@@ -270,7 +274,7 @@ def _read(one: _Running, sampling: Sampling, text: TextRules, step: int) -> str 
                 one.first_step = one.first_step or step
                 one.token_ids.append(token)
                 one.log_probability += log_probability
-                reason = finish_reason(sampling, one.token_ids, one.limit, text.decode)
+                reason = finish_reason(one.sampling, one.token_ids, one.limit, text.decode)
                 if reason:
                     one.handle.cancel()
                     return reason

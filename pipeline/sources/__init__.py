@@ -17,6 +17,7 @@ FORMATS = {
     "parquet": "pipeline.sources.parquet",
     "jsonl": "pipeline.sources.lines",
     "text": "pipeline.sources.lines",
+    "openai_batch": "pipeline.sources.lines",
     "csv": "pipeline.sources.csv_records",
     "tsv": "pipeline.sources.csv_records",
     "datasets": "pipeline.sources.arrow_stream",

@@ -31,7 +31,7 @@ class LineSource:
 
     def rows(self, objects: Objects, info: ObjectInfo, name: str, piece: Piece, spec: Input) -> Iterator[SourceRow]:
         """A blank line of JSONL is no row and is not counted: a row's number does not depend on how lines are cut."""
-        parse = _parse_json if name == "jsonl" else _parse_text
+        parse = _parse_text if name == "text" else _parse_json
         limit = physical_lines.MAX_LINE_BYTES
         lines = (line for line in _lines(objects, info, piece) if name == "text" or line.strip())
         for row, line in enumerate(lines):

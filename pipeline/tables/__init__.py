@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.context import Context
+from pipeline.job import Job
+from pipeline.layout import BATCH_FILES
 from pipeline.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class Staged:
 
     fingerprint: str
     parts: dict[str, list[StagedPart]]
-    """Table -> one per split, at least one."""
+    """Table, or file of the Batch API -> one per split, at least one."""
     rows: dict[str, int]
 
 
@@ -72,4 +74,13 @@ class TableFormat(Protocol):
 def table_format(context: Context) -> TableFormat:
     """The format that the job names."""
     found: TableFormat = importlib.import_module(FORMATS[context.job.output.table]).FORMAT
-    return found
+    if not context.job.input.is_batch_api:
+        return found
+    from pipeline.tables.batch_files import WithBatchFiles
+
+    return WithBatchFiles(found)
+
+
+def staged_names(job: Job) -> tuple[str, ...]:
+    """What the publish step stages a part of for every split."""
+    return (*TABLES, *BATCH_FILES) if job.input.is_batch_api else TABLES

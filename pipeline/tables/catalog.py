@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -27,6 +28,7 @@ from pyiceberg.types import (
     LongType,
     NestedField,
     StringType,
+    StructType,
     TimestampType,
 )
 
@@ -178,17 +180,22 @@ def object_uri(path: str) -> str:
 
 def iceberg_schema(columns: pa.Schema) -> Schema:
     """Field ids 1, 2, ...; every column may be null, as in the plain files."""
-    fields = []
-    next_id = len(columns) + 2
-    for number, field in enumerate([*columns, pa.field(PARTITION_COLUMN, pa.date32())], start=1):
-        kind: IcebergType
-        if pa.types.is_list(field.type):
-            kind = ListType(next_id, ICEBERG_TYPES[type_name(field.type.value_type)], element_required=False)
-            next_id += 1
-        else:
-            kind = ICEBERG_TYPES[type_name(field.type)]
-        fields.append(NestedField(number, field.name, kind, required=False))
+    nested = itertools.count(len(columns) + 2)
+    all_columns = enumerate([*columns, pa.field(PARTITION_COLUMN, pa.date32())], start=1)
+    fields = [
+        NestedField(number, column.name, _kind(column.type, nested), required=False) for number, column in all_columns
+    ]
     return Schema(*fields)
+
+
+def _kind(kind: pa.DataType, ids: Iterator[int]) -> IcebergType:
+    """The type with fresh ids for what is in it."""
+    if pa.types.is_list(kind):
+        return ListType(next(ids), _kind(kind.value_type, ids), element_required=False)
+    if pa.types.is_struct(kind):
+        own = [(next(ids), field) for field in kind]
+        return StructType(*(NestedField(i, field.name, _kind(field.type, ids), required=False) for i, field in own))
+    return ICEBERG_TYPES[type_name(kind)]
 
 
 def file_schema(table: Table, columns: pa.Schema) -> pa.Schema:
@@ -196,11 +203,25 @@ def file_schema(table: Table, columns: pa.Schema) -> pa.Schema:
     fields = []
     for field in [*columns, pa.field(PARTITION_COLUMN, pa.date32())]:
         own = table.schema().find_field(field.name)
-        kind = field.type
-        if isinstance(own.field_type, ListType):
-            kind = pa.list_(_identified(pa.field("element", kind.value_type), own.field_type.element_id))
-        fields.append(_identified(pa.field(field.name, kind), own.field_id))
+        fields.append(_identified(pa.field(field.name, _with_ids(field.type, own.field_type)), own.field_id))
     return pa.schema(fields)
+
+
+def _with_ids(kind: pa.DataType, own: IcebergType) -> pa.DataType:
+    if isinstance(own, ListType):
+        element = pa.field("element", _with_ids(kind.value_type, own.element_type))
+        return pa.list_(_identified(element, own.element_id))
+    if isinstance(own, StructType):
+        inner = [(field, own.field_by_name(field.name)) for field in kind]
+        assert all(found is not None for _, found in inner)  # the table was grown by these columns
+        return pa.struct(
+            [
+                _identified(pa.field(field.name, _with_ids(field.type, found.field_type)), found.field_id)
+                for field, found in inner
+                if found is not None
+            ]
+        )
+    return kind
 
 
 def _identified(field: pa.Field, field_id: int) -> pa.Field:

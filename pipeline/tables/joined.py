@@ -48,15 +48,16 @@ def _fill(
     context: Context, file: IO[bytes], parts: list[StagedPart], convert: Callable[[pa.Table], pa.Table] | None
 ) -> None:
     if len(parts) == 1 and convert is None:
-        file.write(_read(context, parts[0]))
+        file.write(read_part(context, parts[0]))
         return
-    tables = (read_table(_read(context, part)) for part in parts)
+    tables = (read_table(read_part(context, part)) for part in parts)
     write_joined(
         (convert(table) if convert else table for table in tables), cast(BinaryIO, file), context.job.input.split_rows
     )
 
 
-def _read(context: Context, part: StagedPart) -> bytes:
+def read_part(context: Context, part: StagedPart) -> bytes:
+    """Raises FileNotFoundError for one that is missing or damaged."""
     data = context.objects.get(part.uri)
     if hashlib.sha256(data).hexdigest() != part.sha256:
         context.objects.delete(part.uri)  # parts are created once: a damaged one would stay

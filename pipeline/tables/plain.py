@@ -45,7 +45,7 @@ class PlainTables:
             with joined(context, staged.parts[table]) as content:
                 uri = context.layout.partition(table, context.ds) + FILE
                 if not context.objects.put_file_if(uri, content.file, seen[table].get(FILE)):
-                    _require_same(context, uri, content)
+                    require_same(context, uri, content)
                 files[table] = [
                     {
                         "name": FILE,
@@ -73,7 +73,7 @@ class PlainTables:
         return 0
 
 
-def _require_same(context: Context, uri: str, content: JoinedFile) -> None:
+def require_same(context: Context, uri: str, content: JoinedFile) -> None:
     """Raises StorageError unless whoever was quicker wrote these very bytes."""
     info = context.objects.head(uri)
     if info.size_bytes == content.size_bytes:

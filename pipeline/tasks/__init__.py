@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.job import Job
 
@@ -21,11 +23,14 @@ class Task(Protocol):
     def fields(self, job: Job, labels: tuple[str, ...], problem_type: str) -> list[pa.Field]:
         """The prediction columns of the output."""
 
-    def faults(self, output: pa.Array) -> dict[int, str]:
+    def lines(self, output: pa.Array) -> NDArray[np.int64]:
+        """How many output rows each row has, (rows,); for rows without fault."""
+
+    def faults(self, output: pa.Array, job: Job) -> dict[int, str]:
         """Rows whose output is no prediction -> reason code; null is the output of a row that has a fault already."""
 
     def columns(self, output: pa.Array, job: Job, labels: tuple[str, ...], problem_type: str) -> list[pa.Array]:
-        """One array per field, for rows without fault; of each row, its `job.samples` output rows follow each other."""
+        """One array per field, for rows without fault; the output rows of each follow each other."""
 
 
 def load_task(name: str) -> Task:

@@ -29,7 +29,11 @@ class Classify:
             fields.append(pa.field("scores", pa.list_(pa.float32())))
         return fields
 
-    def faults(self, output: pa.Array) -> dict[int, str]:
+    def lines(self, output: pa.Array) -> NDArray[np.int64]:
+        return np.ones(len(output), np.int64)
+
+    def faults(self, output: pa.Array, job: Job) -> dict[int, str]:
+        del job
         executed = np.flatnonzero(output.is_valid())
         finite = np.isfinite(logits_of(output.drop_null())).all(axis=1)
         return dict.fromkeys(executed[~finite].tolist(), "nan_logits")

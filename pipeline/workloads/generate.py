@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 from compile.batches import TokenRow
 from compile.errors import ModelError
 from compile.generation.build import build_missing_decoders
-from compile.generation.constraints import GrammarConstraint, json_schema_grammar, regex_grammar
+from compile.generation.constraints import GrammarConstraint, GrammarTokens, json_schema_grammar, regex_grammar
 from compile.generation.requests import TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import as_generator
@@ -21,6 +22,8 @@ from compile.model import ModelInfo, read_json, read_model
 from compile.parity import Tolerance
 from compile.shapes import Shape, ShapePlan
 from compile.targets.decoders import DecoderTarget, load_decoder_target
+from pipeline.batch_api.asks import Asks, RowAsks
+from pipeline.batch_api.tokenizer import RequestTokenizer
 from pipeline.chat_template import ChatTemplate, TemplateRefusalError, read_chat_template
 from pipeline.chat_tokenizer import ChatTokenizer
 from pipeline.context import Context
@@ -64,14 +67,23 @@ class Generate:
 
     def prompt_identity(self, context: Context) -> Any:
         settings = _settings(context.job)
-        return [settings.chat, settings.system, context.ds]  # a template may write the date
+        own: list[Any] = [settings.chat, settings.system, context.ds]  # a template may write the date
+        if context.job.input.is_batch_api:  # what a line may ask for depends on all of them
+            own += [context.job.target, settings.model_dump(mode="json")]
+        return own
 
     def tokenizer(self, context: Context, model_dir: Path) -> RowTokenizer:
         job, template = context.job, _chat_template(context, model_dir)
-        if template is None:
-            return Tokenizer(model_dir, job.max_length, job.truncation)
-        system, chats = _settings(job).system, job.input.messages is not None
-        return ChatTokenizer(model_dir, job.max_length, job.truncation, template, system=system, chats=chats)
+        plain = Tokenizer(model_dir, job.max_length, job.truncation)
+        chats = None
+        if template is not None:
+            lists = job.input.messages is not None or job.input.is_batch_api
+            system = _settings(job).system
+            chats = ChatTokenizer(model_dir, job.max_length, job.truncation, template, system=system, chats=lists)
+        if job.input.is_batch_api:
+            asks = asks_of(job, model_dir, job_model(context)[1])
+            return RequestTokenizer(asks, chats, plain, job.max_length, job.truncation)
+        return chats or plain
 
     def probes(self) -> bool:
         return False
@@ -109,10 +121,18 @@ class Generate:
         sampling, tokenizer = sampling_of(plan.job, model_dir, model), read_tokenizer(model_dir)
         constraint = constraint_of(plan.job, model_dir, model, sampling)
         keep, draw_ids = _settings(plan.job).token_ids, DrawIds(context, plan)
+        asks = None
+        if plan.job.input.is_batch_api:
+            asks = RowAsks(context.objects, plan.tokens_uri, asks_of(plan.job, model_dir, model))
+
+        def spell(token: int) -> str:
+            text: str = tokenizer.decode([token], skip_special_tokens=False)
+            return text
 
         def make(loaded: Any, shape: Shape) -> DecoderEngine:
             del shape
-            return DecoderEngine(as_generator(loaded), sampling, tokenizer.decode, draw_ids, keep, constraint)
+            decode = tokenizer.decode
+            return DecoderEngine(as_generator(loaded), sampling, decode, draw_ids, keep, constraint, asks, spell)
 
         return make
 
@@ -120,9 +140,11 @@ class Generate:
         self, plan: RunPlan, shape: Shape, block: TokenBlock, output: pa.Array, executions: int
     ) -> dict[str, Any]:
         del executions
-        prompt_tokens = int(block.lengths.sum()) * plan.job.samples
+        samples = pc.fill_null(pc.list_value_length(output), plan.job.samples).to_numpy()  # null: a row at fault
+        texts, prompt_tokens = int(samples.sum()), int((block.lengths * samples).sum())
         return {
-            "batches": -(-len(block) * plan.job.samples // shape.batch),
+            "batches": -(-texts // shape.batch),
+            "texts": texts,
             # Of prompts alone; an engine that pads them counts its own.
             "slot_tokens": prompt_tokens,
             "real_tokens": prompt_tokens,
@@ -154,6 +176,8 @@ def sampling_of(job: Job, model_dir: Path, model: ModelInfo) -> Sampling:
         top_p=settings.top_p,
         min_p=settings.min_p,
         repetition_penalty=settings.repetition_penalty,
+        presence_penalty=settings.presence_penalty,
+        frequency_penalty=settings.frequency_penalty,
         no_repeat_ngram_size=settings.no_repeat_ngram_size,
         sequence_bias=tuple(((token,), bias) for token, bias in sorted(settings.logit_bias.items())),
         max_new_tokens=settings.max_new_tokens,
@@ -177,9 +201,26 @@ def constraint_of(job: Job, model_dir: Path, model: ModelInfo, sampling: Samplin
             grammar = regex_grammar(settings.regex)
         else:
             return None
-        return GrammarConstraint(model_dir, model.vocab_size, sampling.eos_token_id, grammar)
+        return GrammarConstraint(GrammarTokens(model_dir, model.vocab_size, sampling.eos_token_id), grammar)
     except ValueError as error:
         raise JobError(f"generate.{field}: {error}") from error
+
+
+def asks_of(job: Job, model_dir: Path, model: ModelInfo) -> Asks:
+    """What lines of a batch file may ask for over the job's settings. Raises JobError, ModelError."""
+    settings, base = _settings(job), sampling_of(job, model_dir, model)
+    return Asks(
+        base=base,
+        stop=settings.stop,
+        stop_token_ids=settings.stop_token_ids,
+        constraint=constraint_of(job, model_dir, model, base),
+        special_tokens=_special_tokens(model_dir),
+        vocab_size=model.vocab_size,
+        served=settings.served_model_names,
+        tokens=functools.cache(lambda: GrammarTokens(model_dir, model.vocab_size, base.eos_token_id)),
+        unsupported=workload.target(job).unsupported,
+        fixed_format=settings.json_schema is not None,
+    )
 
 
 def _special_tokens(model_dir: Path) -> dict[str, int]:
