@@ -1,4 +1,4 @@
-"""What this machine can run: cores, targets with their versions, and why a target is unavailable."""
+"""What this machine can run: cores, targets of each task with their versions, and why a target is unavailable."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from compile.targets import load_target
-from compile.toolchains import target_modules
+from compile.targets import AnyTarget, load_target
+from compile.targets.decoders import load_decoder_target
+from compile.toolchains import DECODERS, target_modules
 from pipeline.context import default_cache_dir
 from pipeline.cores import available_cores, lock_dir
 
 
 def examine() -> dict[str, Any]:
-    """{machine: {...}, targets: [{name, unavailable, precisions, default_precision, versions, machine}]}."""
-    return {"machine": _machine(), "targets": [_target(name) for name in target_modules()]}
+    """{machine: {...}, targets and decoders: [{name, unavailable, precisions, default_precision, versions, machine}]}.
+
+    `decoders` are the targets of task generate.
+    """
+    return {
+        "machine": _machine(),
+        "targets": [_target(load_target(name)) for name in target_modules()],
+        "decoders": [_target(load_decoder_target(name, new_tokens=1)) for name in DECODERS],
+    }
 
 
 def _machine() -> dict[str, str]:
@@ -32,13 +40,12 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _target(name: str) -> dict[str, Any]:
-    target = load_target(name)
+def _target(target: AnyTarget[Any]) -> dict[str, Any]:
     reason = target.unavailable()
     if reason:
-        return {"name": name, "unavailable": reason, "precisions": [], "versions": {}}
+        return {"name": target.name, "unavailable": reason, "precisions": [], "versions": {}}
     return {
-        "name": name,
+        "name": target.name,
         "unavailable": None,
         "precisions": [precision for precision in target.precisions if target.supports(precision) is None],
         "default_precision": target.default_precision(),
