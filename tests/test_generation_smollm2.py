@@ -95,14 +95,17 @@ def texts_of_transformers(model_dir: Path, prompts: list[NDArray[np.int64]], new
     return [known[tuple(prompt.tolist()), new_tokens] for prompt in prompts]
 
 
-MANY = pytest.param(200, NEW_TOKENS, marks=pytest.mark.slow)
-
-
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("target_name", ["torch", "openvino-slots"])
-@pytest.mark.parametrize(("count", "new_tokens"), [(5, 8), MANY])
+@pytest.mark.parametrize(
+    ("target_name", "count", "new_tokens"),
+    [
+        ("torch", 5, 8),
+        pytest.param("torch", 200, NEW_TOKENS, marks=pytest.mark.slow),
+        pytest.param("openvino-slots", 200, NEW_TOKENS, marks=pytest.mark.slow),
+    ],
+)
 def test_real_prompts_give_the_texts_of_transformers(
-    model_dir: Path, tmp_path: Path, count: int, new_tokens: int, target_name: str, say: Say
+    model_dir: Path, tmp_path: Path, target_name: str, count: int, new_tokens: int, say: Say
 ) -> None:
     prompts = chat_prompts(model_dir, count)
     expected = texts_of_transformers(model_dir, prompts, new_tokens, say)
