@@ -141,8 +141,10 @@ def job_costs(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, pr
 
 
 def probed_uri(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, precision: str) -> str:
-    """Where compile.probe keeps its seconds by shape."""
+    """Where compile.probe and compile.generation.probe keep their seconds by shape."""
     identity = [target.name, target.versions(), target.machine(), model.digest, precision]
+    new_tokens = target.options(precision).get("new_tokens")
+    identity += [new_tokens] if new_tokens else []
     return f"{store.uri}/costs/{hashlib.sha256(canonical_json(identity)).hexdigest()[:32]}.json"
 
 

@@ -19,8 +19,8 @@ class RunFailedError(Exception):
 
 
 def night_of(run: dict[str, Any]) -> str:
-    """The date that a scheduled or backfill run is about, as its data interval says it."""
-    return str(run["data_interval_start"] or run["run_after"])[:10]
+    """The date that a run is about: what it was triggered with, or its data interval."""
+    return str((run.get("conf") or {}).get("partition_date") or run["data_interval_start"] or run["run_after"])[:10]
 
 
 @dataclass(slots=True)

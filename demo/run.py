@@ -13,23 +13,18 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any, NoReturn
 
-from demo.inputs import newest_scheduled_night, put_model, put_nights
-from demo.nights import NIGHTS
+from demo.airflow_client import AirflowClient
 from demo.progress import Progress, RunFailedError, night_of
-from demo.query import POSITIVE_SHARE, positive_share
 from demo.servers.airflow import AirflowEndpoint, local_airflow
 from demo.servers.postgres import local_postgres
 from demo.servers.process import ServerError, free_ports, tail
 from demo.servers.seaweed import S3Endpoint, local_s3
+from demo.shows import ROOT, SENTIMENT, Show, find_show
 
-ROOT = Path(__file__).parents[1]
-JOB = ROOT / "jobs" / "reviews_sentiment.yaml"
-DAG_ID = "reviews_sentiment"
-BACKFILL = [night.ds for night in NIGHTS[:3]]
 S3_FOLDER = "s3"
 _RUNS_TIMEOUT_S = 900
 
@@ -83,15 +78,13 @@ def preferred_port(port: int) -> int:
 
 
 @contextlib.contextmanager
-def running_stack(folder: Path, say: Teller) -> Iterator[Stack]:
+def running_stack(folder: Path, show: Show, say: Teller) -> Iterator[Stack]:
     """Start everything, with inputs in S3 and the shapes compiled; on exit all of it has ended."""
     again = " (with the data of the last run)" if (folder / S3_FOLDER).exists() else ""
     with local_s3(folder / S3_FOLDER, port=preferred_port(8333)) as s3:
         say(f"S3 (SeaweedFS) at {s3.url}{again}")
         environment = s3.environment() | {"LENGTHWISE_CACHE": str(folder / "cache")}
-        say(f"sentiment model in s3://{s3.bucket}/models/reviews-sentiment/: {put_model(s3, folder / 'models')}")
-        last_night = newest_scheduled_night(datetime.now(UTC).date())
-        say(f"reviews of {len(NIGHTS)} nights in s3://{s3.bucket}/reviews/: {put_nights(s3, last_night)}")
+        show.prepare(s3, folder, say)
         say("compiling the planned shapes, and starting PostgreSQL and Airflow meanwhile")
         airflow_options: dict[str, Any] = {
             "environment": environment,
@@ -99,7 +92,7 @@ def running_stack(folder: Path, say: Teller) -> Iterator[Stack]:
             "port": preferred_port(8080),
         }
         with (
-            compiling(folder / "compile.log", environment) as compile_process,
+            compiling(show, folder / "compile.log", environment) as compile_process,
             local_postgres(folder / "pg") as postgres,
             local_airflow(folder / "airflow", postgres.url, ROOT / "dags", **airflow_options) as airflow,
         ):
@@ -114,9 +107,9 @@ def lengthwise(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def compiling(log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def compiling(show: Show, log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """`lengthwise compile` of the first night, beside what the block does."""
-    argv = lengthwise("compile", str(JOB), "--ds", BACKFILL[0])
+    argv = lengthwise("compile", str(show.job), "--ds", show.nights[0])
     with log.open("wb") as output:
         process = subprocess.Popen(argv, env=os.environ | dict(environment), stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -133,43 +126,62 @@ def wait_compiled(process: subprocess.Popen[bytes], log: Path, say: Teller) -> N
     say(f"shapes: {tail(log, 1)}")
 
 
-def backfill(stack: Stack, say: Teller) -> None:
-    """Have Airflow process three nights, as a person would who found them missing. Raises RunFailedError."""
-    client = stack.airflow.client()
+def wait_for_dag(client: AirflowClient, dag_id: str) -> None:
+    """Raises DemoError when Airflow cannot read it."""
     deadline = time.monotonic() + 120
-    while not client.has_dag(DAG_ID):
+    while not client.has_dag(dag_id):
         errors = [error["stack_trace"] for error in client.import_errors()]
         if errors or time.monotonic() > deadline:
-            raise DemoError("\n".join([f"Airflow does not show the DAG {DAG_ID}", *errors]))
+            raise DemoError("\n".join([f"Airflow does not show the DAG {dag_id}", *errors]))
         time.sleep(0.2)
-    known = client.runs(DAG_ID)
+
+
+def process(stack: Stack, show: Show, say: Teller) -> None:
+    """Have Airflow process the show's nights. Raises RunFailedError."""
+    client = stack.airflow.client()
+    wait_for_dag(client, show.dag_id)
+    (backfill if show.scheduled else trigger)(client, show, say)
+
+
+def trigger(client: AirflowClient, show: Show, say: Teller) -> None:
+    """Each night by hand, as a person would with a DAG that has no schedule."""
+    client.pause(show.dag_id, paused=False)
+    runs = [client.trigger(show.dag_id, {"partition_date": ds}) for ds in show.nights]
+    say(f"{len(runs)} run of {show.dag_id} triggered by Airflow's API, for {', '.join(show.nights)}")
+    Progress(client, show.dag_id, say).follow(lambda run: run["dag_run_id"] in runs, lambda: True, _RUNS_TIMEOUT_S)
+
+
+def backfill(client: AirflowClient, show: Show, say: Teller) -> None:
+    """All nights at once, as a person would who found them missing."""
+    dag_id, nights = show.dag_id, show.nights
+    known = client.runs(dag_id)
     ended = {run["dag_run_id"] for run in known if run["state"] in ("success", "failed")}
     # Unpaused, the DAG also gets the run of last night, which its schedule missed.
-    client.pause(DAG_ID, paused=False)
-    number = client.open_backfill(DAG_ID)
-    if number is not None and all(run["dag_run_id"] in ended for run in known if night_of(run) in BACKFILL):
+    client.pause(dag_id, paused=False)
+    number = client.open_backfill(dag_id)
+    if number is not None and all(run["dag_run_id"] in ended for run in known if night_of(run) in nights):
         # Airflow closes a backfill up to half a minute after its last run, and we did not wait for that.
         client.cancel_backfill(number)
         number = None
     if number is not None:
         say(f"backfill {number} goes on: the last `make demo` was ended before it was done")
     else:
-        number = client.backfill(DAG_ID, BACKFILL[0], BACKFILL[-1], "completed", max_active_runs=3)
-        done_before = {night_of(run) for run in known} & set(BACKFILL)
+        number = client.backfill(dag_id, nights[0], nights[-1], "completed", max_active_runs=3)
+        done_before = {night_of(run) for run in known} & set(nights)
         what = ": they were done before; finished work is found, not repeated" if done_before else ""
-        say(f"backfill {number} of {BACKFILL[0]} to {BACKFILL[-1]} created by Airflow's API{what}")
+        say(f"backfill {number} of {nights[0]} to {nights[-1]} created by Airflow's API{what}")
 
     def wanted(run: dict[str, Any]) -> bool:
         missed = run["run_type"] == "scheduled" and run["dag_run_id"] not in ended
-        return night_of(run) in BACKFILL or missed
+        return night_of(run) in nights or missed
 
-    Progress(client, DAG_ID, say).follow(wanted, lambda: True, _RUNS_TIMEOUT_S)
+    Progress(client, dag_id, say).follow(wanted, lambda: True, _RUNS_TIMEOUT_S)
 
 
-def show_reports(stack: Stack, say: Teller) -> None:
-    for ds in BACKFILL:
-        say(f"report of {ds}: lengthwise report jobs/{JOB.name} --ds {ds}")
-        argv = lengthwise("report", str(JOB), "--ds", ds)
+def show_reports(stack: Stack, show: Show, say: Teller) -> None:
+    for ds in show.nights:
+        say(f"report of {ds}: lengthwise report jobs/{show.job.name} --ds {ds}")
+        argv = lengthwise("report", str(show.job), "--ds", ds)
         env = os.environ | dict(stack.environment)
         shown = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
         if shown.returncode != 0:
@@ -177,17 +189,12 @@ def show_reports(stack: Stack, say: Teller) -> None:
         sys.stdout.write(shown.stdout)
 
 
-def show_answer(stack: Stack, say: Teller) -> None:
-    say("share of positive reviews per night, by DuckDB over the Parquet in S3:")
-    first, last = BACKFILL[0], BACKFILL[-1]
-    sys.stdout.write(f"\n{POSITIVE_SHARE.format(bucket=stack.s3.bucket, first=first, last=last)}\n\n")
-    sys.stdout.write("ds          reviews  positive\n")
-    answer = positive_share(stack.s3, first, last)
-    for ds, reviews, share in answer:
-        sys.stdout.write(f"{ds}  {reviews:7d}  {share:8.4f}\n")
+def show_answer(stack: Stack, show: Show, say: Teller) -> None:
+    say("what DuckDB says over the published Parquet:")
+    found = show.answer(stack.s3)
     sys.stdout.write("\n")
-    if [ds for ds, _, _ in answer] != BACKFILL:
-        raise DemoError("not every night of the backfill was found in S3")
+    if found != [*show.nights]:
+        raise DemoError("not every night was found in the published tables")
 
 
 WHERE_NEXT = """Where to look next
@@ -197,18 +204,18 @@ WHERE_NEXT = """Where to look next
 """
 
 
-def run_demo(folder: Path, say: Teller) -> None:
-    with running_stack(folder, say) as stack:
-        backfill(stack, say)
-        show_reports(stack, say)
-        show_answer(stack, say)
+def run_demo(folder: Path, show: Show, say: Teller) -> None:
+    with running_stack(folder, show, say) as stack:
+        process(stack, show, say)
+        show_reports(stack, show, say)
+        show_answer(stack, show, say)
     say("all servers are stopped")
-    sys.stdout.write("\n" + WHERE_NEXT.format(job=JOB.name, folder=os.path.relpath(folder)))
+    sys.stdout.write("\n" + WHERE_NEXT.format(job=show.job.name, folder=os.path.relpath(folder)))
 
 
-def serve(folder: Path, say: Teller) -> None:
+def serve(folder: Path, show: Show, say: Teller) -> None:
     """Leave the stack running until Ctrl-C."""
-    with running_stack(folder, say) as stack:
+    with running_stack(folder, show, say) as stack:
         keys = " ".join(f"{name}={value}" for name, value in stack.s3.environment().items())
         sys.stdout.write(
             f"\n  Airflow   {stack.airflow.url}\n  login     {stack.airflow.username} / {stack.airflow.password}\n"
@@ -229,19 +236,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--serve", action="store_true", help="leave the servers running until Ctrl-C")
     parser.add_argument("--folder", type=Path, default=ROOT / ".demo", help="what the servers keep (default .demo)")
+    parser.add_argument("--job", default=str(SENTIMENT.job), help="the job file to show (default: the sentiment job)")
     args = parser.parse_args()
     say = Teller()
     # A polite kill unwinds like an error does: servers are stopped in order.
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        if date.today() <= date.fromisoformat(BACKFILL[-1]):
-            raise DemoError(f"the clock says {date.today()}: Airflow backfills only the past, after {BACKFILL[-1]}")
+        show = find_show(args.job)
+        if date.today() <= date.fromisoformat(show.nights[-1]):
+            raise DemoError(f"the clock says {date.today()}: Airflow backfills only the past, after {show.nights[-1]}")
         with only_one(args.folder):
-            (serve if args.serve else run_demo)(args.folder.resolve(), say)
+            (serve if args.serve else run_demo)(args.folder.resolve(), show, say)
     except KeyboardInterrupt:
         say("stopped; what is finished is kept in " + os.path.relpath(args.folder))
         return 0 if args.serve else 130
-    except (DemoError, RunFailedError, ServerError, TimeoutError, FileNotFoundError) as error:
+    except (DemoError, RunFailedError, ServerError, TimeoutError, FileNotFoundError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pipeline import cli_artifacts, cli_steps, cli_tables
+from pipeline import cli_artifacts, cli_bench, cli_steps, cli_tables
 from pipeline.processes import PARENT_VARIABLE, die_with_parent
 from pipeline.stopping import end_on_signals
 from pipeline.terminal import Ds, Fresh, JobFile, Json, chosen_bar, make_context, say, show
@@ -39,6 +39,7 @@ app = typer.Typer(
 app.add_typer(cli_artifacts.app, name="artifacts")
 app.add_typer(cli_steps.app, name="step")
 cli_tables.add_to(app)
+cli_bench.add_to(app)
 
 
 @app.command()

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compile.targets import load_target, without_device
-from compile.toolchains import target_modules
+from compile.targets import AnyTarget, load_target, without_device
+from compile.targets.decoders import load_decoder_target
+from compile.toolchains import DECODERS, target_modules
 from pipeline.context import default_cache_dir
 from pipeline.cores import KINDS, Kind, available_cores
 from pipeline.errors import JobError, WorkerError
@@ -21,17 +22,19 @@ from pipeline.version_matrix import matrix
 
 
 def examine() -> dict[str, Any]:
-    """What there is: {machine, neuron, leases, targets, stacks}.
+    """What there is: {machine, neuron, leases, targets, decoders, stacks}.
 
-    targets: [{name, unavailable, precisions, default_precision, versions, machine, compile_only, double}], where
-    `compile_only` says why a target that compiles here cannot run here, and `double` that its SDK is the tests'
-    stand-in; neuron: see `_neuron`; leases: see `_leases`; stacks: the table of pipeline.version_matrix.
+    targets, and decoders, which are those of task generate: [{name, unavailable, precisions, default_precision,
+    versions, machine, compile_only, double}], where `compile_only` says why a target that compiles here cannot run
+    here, and `double` that its SDK is the tests' stand-in; neuron: see `_neuron`; leases: see `_leases`; stacks: the
+    table of pipeline.version_matrix.
     """
     return {
         "machine": _machine(),
         "neuron": _neuron(),
         "leases": [lease for kind in KINDS for lease in _leases(kind)],
-        "targets": [_target(name) for name in target_modules()],
+        "targets": [_target(load_target(name)) for name in target_modules()],
+        "decoders": [_target(load_decoder_target(name, new_tokens=1)) for name in DECODERS],
         "stacks": matrix(),
     }
 
@@ -91,13 +94,12 @@ def _leases(kind: Kind) -> list[dict[str, Any]]:
     ]
 
 
-def _target(name: str) -> dict[str, Any]:
-    target = load_target(name)
+def _target(target: AnyTarget[Any]) -> dict[str, Any]:
     reason = target.unavailable()
     if reason:
-        return {"name": name, "unavailable": reason, "precisions": [], "versions": {}}
+        return {"name": target.name, "unavailable": reason, "precisions": [], "versions": {}}
     return {
-        "name": name,
+        "name": target.name,
         "unavailable": None,
         "precisions": [precision for precision in target.precisions if target.supports(precision) is None],
         "default_precision": target.default_precision(),

@@ -18,7 +18,8 @@ _NEEDED = (".json", ".safetensors", ".bin", ".txt", ".model", ".jinja")
 
 def job_model(context: Context) -> tuple[Path, ModelInfo]:
     """The model's folder and what it is. Raises JobError when it is missing or does not fit the job."""
-    folder = _fetch(context)
+    named = context.job.model
+    folder = fetch_model(named.uri, named.revision, context.objects, context.cache_dir)
     try:
         info = load_workload(context.job.task).read_model(context, folder)
     except ModelError as error:
@@ -31,15 +32,15 @@ def job_model(context: Context) -> tuple[Path, ModelInfo]:
     return folder, info
 
 
-def _fetch(context: Context) -> Path:
-    uri = context.job.model.uri
+def fetch_model(uri: str, revision: str | None, objects: Objects, cache_dir: Path) -> Path:
+    """The folder of a model's files. Raises JobError when there are none."""
     if uri.startswith("s3://"):
-        return _from_store(context.objects, uri.rstrip("/") + "/", context.cache_dir / "models")
+        return _from_store(objects, uri.rstrip("/") + "/", cache_dir / "models")
     if Path(uri).is_dir():
         return Path(uri)
     if uri.startswith(("/", ".")) or uri.count("/") > 1:
         raise JobError(f"model.uri: there is no folder {uri}; give a folder, s3://bucket/prefix or a hub id")
-    return _from_hub(uri, context.job.model.revision, context.cache_dir / "hub")
+    return _from_hub(uri, revision, cache_dir / "hub")
 
 
 def _from_store(objects: Objects, prefix: str, cache_dir: Path) -> Path:

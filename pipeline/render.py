@@ -168,18 +168,26 @@ def schema_view(tables: dict[str, dict[str, str]], changes: list[str], accepted:
 
 def doctor_view(found: dict[str, Any]) -> RenderableType:
     """What this machine can run."""
-    table = Table(title="targets", title_justify="left")
+    lines = [f"{name}: {value}" for name, value in found["machine"].items()]
+    tables = [_targets(f"targets of task {task}", found[key]) for task, key in DOCTOR_TABLES.items()]
+    lines += [*_neuron(found["neuron"]), *_leases(found["leases"])]
+    return Group(Text("\n".join(lines)), *tables, _stacks(found["stacks"]))
+
+
+DOCTOR_TABLES = {"classify": "targets", "generate": "decoders"}
+
+
+def _targets(title: str, targets: list[dict[str, Any]]) -> RenderableType:
+    table = Table(title=title, title_justify="left")
     for name in ("target", "can run", "precisions", "versions"):
         table.add_column(name, overflow="fold")
-    for target in found["targets"]:
+    for target in targets:
         versions = ", ".join(f"{name} {version}" for name, version in target["versions"].items())
         able = f"compile only: {target['compile_only']}" if target.get("compile_only") else "yes"
         if target.get("double"):
             able += "; over the test double of the SDK: no result of a device"
         table.add_row(target["name"], target["unavailable"] or able, ", ".join(target["precisions"]), versions)
-    lines = [f"{name}: {value}" for name, value in found["machine"].items()]
-    lines += [*_neuron(found["neuron"]), *_leases(found["leases"])]
-    return Group(Text("\n".join(lines)), table, _stacks(found["stacks"]))
+    return table
 
 
 def _neuron(neuron: dict[str, Any]) -> list[str]:

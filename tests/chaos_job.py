@@ -40,6 +40,17 @@ def put_night(put: Callable[[str, bytes], None], root: str) -> None:
     put(f"{root}/in/ds={DS}/b.jsonl", jsonl(source[-20:-8]) + b"".join(bad) + jsonl(source[-8:]))
 
 
+GENERATE: dict[str, Any] = {
+    "task": "generate",
+    "target": "openvino-slots",
+    "shapes": ["4x20", "4x28", "4x36", "4x48"],
+    "max_length": 48,
+    "generate": {"max_new_tokens": 8},
+}
+"""Fields of the same job as one of task generate, on static slots, whose bytes are promised. Greedy: workers that draw
+nothing load no PyTorch, and start as fast as those of classify."""
+
+
 @dataclass(frozen=True)
 class Target:
     """One output of the job, with what a run leaves there."""

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos_job import FEW_SHAPES, WORKERS, Target, make_target, put_night
+from chaos_job import FEW_SHAPES, GENERATE, WORKERS, Target, make_target, put_night
 from chaos_kills import Kill, Trial, attack, finish
+from tiny_decoders import make_decoder
 from tiny_models import make_model
 
 from demo.servers.seaweed import local_s3
@@ -26,7 +27,7 @@ from jobs import DS, share_shape_plan
 from pipeline.objects import Objects
 
 KILLS_PER_TRIAL = 8
-KINDS = {"local": 10, "s3": 8, "compile": 1, "plan": 1}
+KINDS = {"local": 8, "s3": 7, "generate": 3, "compile": 1, "plan": 1}
 """Kind of trial -> how many of twenty. The last two start without artifacts, so that those children are hit too."""
 WARM_S, COLD_S = 4.0, 15.0
 """What a run takes with and without artifacts on an idle machine: moments of time alone are drawn up to that."""
@@ -39,6 +40,7 @@ class Campaign:
 
     folder: Path
     model: Path
+    decoder: Path
     roots: dict[str, str]
     """local and s3 -> where the night and the outputs lie."""
     references: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -49,9 +51,11 @@ class Campaign:
     def target(self, kind: str, out: str) -> Target:
         root = self.roots["s3" if kind == "s3" else "local"]
         own = {"artifacts": f"{self.folder}/homes/{out}/artifacts"}
-        fields = {"local": {}, "s3": {}, "compile": {"shapes": FEW_SHAPES}, "plan": {"shapes": "auto", "max_graphs": 3}}
+        fields = {"compile": {"shapes": FEW_SHAPES}, "plan": {"shapes": "auto", "max_graphs": 3}, "generate": GENERATE}
         cold = own if kind in ("compile", "plan") and "reference" not in out else {}
-        target = make_target(self.folder, self.model, root, out, **fields[kind], **cold)
+        target = make_target(
+            self.folder, self.decoder if kind == "generate" else self.model, root, out, **fields.get(kind, {}), **cold
+        )
         if kind in self.references:
             share_shape_plan(Objects(), f"{root}/reference-{kind}", target.out)
         return target
@@ -112,7 +116,8 @@ def campaign(folder: Path, model: Path | None, s3_root: str | None) -> Iterator[
             os.environ.update(endpoint.environment())
             s3_root = f"s3://{endpoint.bucket}/chaos"
         model = model or make_model(folder / "models" / "bert")
-        yield Campaign(folder, model, {"local": str(folder), "s3": s3_root})
+        decoder = make_decoder(folder / "decoders" / "llama")
+        yield Campaign(folder, model, decoder, {"local": str(folder), "s3": s3_root})
 
 
 def run(found: Campaign, seed: int, kills: int, say: Callable[[str], None]) -> None:

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from staging import sqlite_catalog
 from tiny_decoders import EOS, greedy_by_transformers, make_decoder
 from transformers import AutoTokenizer
 
+from compile.generation.probe import decoder_probe_shapes
+from compile.targets.decoders import load_decoder_target
 from jobs import DS, JobHome, jsonl, make_home, published
 from pipeline import planning, steps
 from pipeline.errors import JobError
@@ -24,6 +27,8 @@ from pipeline.layout import shard_object
 from pipeline.objects import Objects
 from pipeline.run_plan import load_run
 from pipeline.shard_result import ShardResult
+from pipeline.tables.catalog import find_table, open_catalog
+from pipeline.toolchain import job_toolchain
 
 WORDS = "the quick brown fox jumps over a good movie and bad batch inference what is paris".split()  # noqa: SIM905
 SAMPLED = {"max_new_tokens": 8, "do_sample": True, "temperature": 0.9, "top_p": 0.95, "seed": 7}
@@ -384,3 +389,43 @@ def test_retried_rejects_join_the_samples_of_the_others(tmp_path: Path, decoder:
     new = [row for row in after if row["row_id"] == "r3"]
     assert report["real_tokens"] == sum(row["token_count"] for row in after) // 2
     assert all(row["truncated_tokens"] > 0 for row in new)
+
+
+def test_samples_land_in_iceberg_once(tmp_path: Path, decoder: Path) -> None:
+    """The same rows as in plain Parquet, also when the night is started over."""
+    put(tmp_path, [*prompts(6), {"id": "long", "text": "x" * 200, "group": "a"}])
+    generate = {**SAMPLED, "samples": 2, "token_ids": True}
+    budget = {"share": 0.5}
+    run_here(home_of(tmp_path, decoder, generate, reject_budget=budget))
+    plain = output_of(tmp_path)
+    home = home_of(tmp_path / "berg", decoder, generate, reject_budget=budget, output=sqlite_catalog(tmp_path / "berg"))
+    put(tmp_path / "berg", [*prompts(6), {"id": "long", "text": "x" * 200, "group": "a"}])
+    for _ in range(2):
+        assert run_here(home)["rejected"] == 1
+        steps.forget(home.context())
+    catalog = open_catalog(home.context())
+    tables = [find_table(home.context(), catalog, name) for name in ("predictions", "rejects")]
+    found, rejects = (table.scan().to_arrow().to_pylist() for table in tables if table is not None)
+    own = ("row_id", "sample", "text", "token_ids", "finish_reason")
+    expected = [tuple(map(str, (row[name] for name in own))) for row in plain]
+    assert sorted(tuple(map(str, (row[name] for name in own))) for row in found) == sorted(expected)
+    assert [row["reason"] for row in rejects] == ["too_long"]
+
+
+def test_a_first_plan_is_made_from_measured_costs(tmp_path: Path, decoder: Path) -> None:
+    """Of the number of new tokens that the job has: another number is another cost."""
+    put(tmp_path, prompts(30))
+    fields: dict[str, Any] = {"shapes": "auto", "max_graphs": 2, "artifacts": str(tmp_path / "artifacts")}
+    for new_tokens in (4, 8):
+        home = home_of(tmp_path / str(new_tokens), decoder, {"max_new_tokens": new_tokens}, **fields)
+        put(tmp_path / str(new_tokens), prompts(30))
+        context = home.context()
+        taken = steps.snapshot(context)
+        steps.tokenize(context, taken["snapshot"])
+        run = steps.plan(context, taken["snapshot"])["run"]
+        costs = job_toolchain(context, load_run(Objects(), run).model).costs()
+        target = load_decoder_target("torch", new_tokens)
+        assert sorted(map(str, costs.measured)) == sorted(map(str, decoder_probe_shapes(target, 48)))
+        assert all(seconds > 0 for seconds in costs.measured.values())
+    assert len(list((tmp_path / "artifacts" / "costs").iterdir())) == 2
+    assert decoder_probe_shapes(load_decoder_target("openvino", 8), 48) == []

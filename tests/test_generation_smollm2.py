@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from compile.generation.static import StaticGenerator
 from compile.generation.stops import eos_token_ids, visible_text
 from compile.model import read_model
 from compile.shapes import Shape
+from compile.targets.cpu import cpu_kind
 from compile.targets.decoders import load_decoder_target
 from demo.chat_model import build_chat_model
 from demo.reviews import load_reviews
@@ -43,31 +49,81 @@ def chat_prompts(model_dir: Path, count: int) -> list[NDArray[np.int64]]:
     raise AssertionError("too few short reviews")
 
 
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("count", "new_tokens"), [(5, 8), pytest.param(200, NEW_TOKENS, marks=pytest.mark.slow)])
-def test_real_prompts_give_the_texts_of_transformers(
-    model_dir: Path, tmp_path: Path, count: int, new_tokens: int
-) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
+Say = Callable[[str], None]
 
-    texts = chat_prompts(model_dir, count)
-    target, shape = load_decoder_target("torch", new_tokens), Shape(length=LONGEST, batch=min(8, count - 1))
-    target.compile(target.prepare(model_dir, tmp_path, "fp32", []), shape, "fp32", tmp_path)
-    generator = StaticGenerator(target.load(tmp_path, shape, "fp32"))
-    sampling = Sampling(max_new_tokens=new_tokens, eos_token_id=eos_token_ids(model_dir))
-    requests = [Request(str(index), text) for index, text in enumerate(texts)]
-    found = {one.row_id: list(one.token_ids) for one in generator.generate(requests, sampling, TextRules())}
-    assert generator.use is not None
-    assert generator.use.occupancy_before_tail == 1.0
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    different = []
-    for index, text in enumerate(texts):
-        ids = torch.from_numpy(text)[None]
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Progress of minutes of work, past pytest's capture."""
+
+    def line(text: str) -> None:
+        with capsys.disabled():
+            sys.stderr.write(f"{text}\n")
+
+    return line
+
+
+def texts_of_transformers(model_dir: Path, prompts: list[NDArray[np.int64]], new_tokens: int, say: Say) -> list[Any]:
+    """New tokens of `generate` with one prompt at a time, fp32, greedy.
+
+    Each text is kept in a file beside the model as soon as it is there, so that a run that was ended goes on. The
+    file's name has the versions and the model.
+    """
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)  # two threads on a busy machine of two cores take ten times as long
+    made_by = [torch.__version__, transformers.__version__, cpu_kind(), (model_dir / "source.json").read_text()]
+    digest = hashlib.sha256(json.dumps(made_by).encode()).hexdigest()[:12]
+    kept = model_dir.parent / f"{model_dir.name}-greedy-{digest}.jsonl"
+    lines = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
+    known = {(tuple(line["prompt"]), line["new_tokens"]): line["tokens"] for line in lines}
+    model: Any = None
+    for number, prompt in enumerate(prompts):
+        key = tuple(prompt.tolist()), new_tokens
+        if key in known:
+            continue
+        model = model or transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        ids = torch.from_numpy(prompt)[None]
         with torch.inference_mode():
             out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens)
-        if out[0, len(text) :].tolist() != found[str(index)]:
-            different.append(index)
+        known[key] = out[0, len(prompt) :].tolist()
+        with kept.open("a") as file:
+            file.write(json.dumps({"prompt": key[0], "new_tokens": new_tokens, "tokens": known[key]}) + "\n")
+        if number % 20 == 19:
+            say(f"transformers: {number + 1} of {len(prompts)} prompts")
+    return [known[tuple(prompt.tolist()), new_tokens] for prompt in prompts]
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("target_name", "count", "new_tokens"),
+    [
+        ("torch", 5, 8),
+        pytest.param("torch", 200, NEW_TOKENS, marks=pytest.mark.slow),
+        pytest.param("openvino-slots", 200, NEW_TOKENS, marks=pytest.mark.slow),
+    ],
+)
+def test_real_prompts_give_the_texts_of_transformers(
+    model_dir: Path, tmp_path: Path, target_name: str, count: int, new_tokens: int, say: Say
+) -> None:
+    prompts = chat_prompts(model_dir, count)
+    expected = texts_of_transformers(model_dir, prompts, new_tokens, say)
+    target, shape = load_decoder_target(target_name, new_tokens), Shape(length=LONGEST, batch=min(8, count - 1))
+    (tmp_path / "out").mkdir()
+    target.compile(target.prepare(model_dir, tmp_path, "fp32", []), shape, "fp32", tmp_path / "out")
+    generator = StaticGenerator(target.load(tmp_path / "out", shape, "fp32"))
+    sampling = Sampling(max_new_tokens=new_tokens, eos_token_id=eos_token_ids(model_dir))
+    requests = [Request(str(index), prompt) for index, prompt in enumerate(prompts)]
+    found: dict[int, list[int]] = {}
+    for one in generator.generate(requests, sampling, TextRules()):
+        found[int(one.row_id)] = list(one.token_ids)
+        if len(found) % 20 == 0:
+            say(f"{target_name}: {len(found)} of {count} texts")
+    assert generator.use is not None
+    assert generator.use.occupancy_before_tail == 1.0
+    different = [index for index, tokens in enumerate(expected) if found[index] != tokens]
+    say(f"{target_name}: {count - len(different)} of {count} texts of {new_tokens} tokens equal transformers' generate")
     assert different == []
 
 

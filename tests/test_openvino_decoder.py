@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,11 @@ from compile.generation.requests import Asked, Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import StaticGenerator
 from compile.shapes import Shape
+from compile.targets.cpu import has_bf16
 from compile.targets.decoders import Generator, load_decoder_target
+from compile.targets.openvino import openvino_package
 from compile.targets.openvino_decoder import request_seed
+from compile.targets.openvino_gates import keep_gates_apart
 
 SHAPE, NEW_TOKENS = Shape(length=40, batch=4), 16
 LENGTHS = [17, 2, 40, 33, 9, 31, 40, 1]
@@ -185,3 +191,45 @@ def test_requests_with_settings_of_their_own_have_the_texts_of_the_static_path(e
     assert all(len(expected[request.row_id].token_ids) == (9 if "-1" in request.row_id else 16) for request in requests)
     same = sum(found[row].token_ids == one.token_ids for row, one in expected.items())
     assert same >= 15, "another kernel may decide a near tie otherwise"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma"])
+def test_gated_layers_that_openvino_would_fuse_run_on_one_thread(tmp_path: Path, architecture: str) -> None:
+    """Of sizes for which it does so, in bf16 on a CPU with AMX: there the fused kernel ends the process (SIGFPE)."""
+    if not has_bf16():
+        pytest.skip("this CPU has no bf16")
+    model = make_decoder(tmp_path / "model", architecture, hidden_size=64, intermediate_size=256)
+    code = (
+        "import sys, test_openvino_decoder as here; from pathlib import Path\n"
+        "engine = here.built(Path(sys.argv[1]), Path(sys.argv[2]), 'bf16')\n"
+        "found = here.generate(engine, here.requests_of(), here.Sampling(max_new_tokens=4), here.TextRules())\n"
+        "print(len(found))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, model, tmp_path], capture_output=True, text=True, check=False, env=environment
+    )
+    assert (done.returncode, done.stdout) == (0, f"{len(LENGTHS)}\n"), done.stderr
+
+
+@pytest.mark.parametrize("act", ["swish", "gelu"])
+def test_a_gate_written_otherwise_is_the_same_to_the_last_bit(act: str) -> None:
+    openvino = openvino_package()
+    from openvino import opset13
+
+    rng = np.random.default_rng(0)
+    given = rng.normal(size=(3, 64)).astype(np.float32)
+    weights = [rng.normal(size=size).astype(np.float32) for size in ((256, 64), (256, 64), (64, 256))]
+
+    def layer() -> Any:
+        row = opset13.parameter([3, 64], np.float32)
+        gate, up = (opset13.matmul(row, opset13.constant(weight), False, True) for weight in weights[:2])
+        opened = opset13.swish(gate) if act == "swish" else opset13.gelu(gate, "tanh")
+        product = opset13.multiply(opened, up)
+        return openvino.Model([opset13.matmul(product, opset13.constant(weights[2]), False, True)], [row])
+
+    plain, apart = layer(), layer()
+    assert keep_gates_apart(apart) == 1
+    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    found = [openvino.Core().compile_model(graph, "CPU", config)(given)[0] for graph in (plain, apart)]
+    np.testing.assert_array_equal(*found)

@@ -29,12 +29,12 @@ CHAT = (
 )
 
 
-def make_decoder(directory: Path, architecture: str = "llama", seed: int = 0) -> Path:
-    """Write a model of that architecture (see ARCHITECTURES); returns the directory."""
+def make_decoder(directory: Path, architecture: str = "llama", seed: int = 0, **sizes: int) -> Path:
+    """Write a model of that architecture (see ARCHITECTURES); returns the directory. `sizes` for llama and gemma."""
     import torch
 
     torch.manual_seed(seed)
-    tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
+    tokens = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS, **sizes}
     model = ARCHITECTURES[architecture](tokens)
     with torch.no_grad():
         # The default spread of 0.02 gives nearly constant logits, which would hide padding and ordering bugs.
@@ -91,7 +91,7 @@ def _save_tokenizer(directory: Path) -> None:
 def _llama(tokens: dict[str, Any]) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**GROUPED, **tokens))
+    return LlamaForCausalLM(LlamaConfig(**{**GROUPED, **tokens}))
 
 
 def _qwen2(tokens: dict[str, Any]) -> Any:
@@ -128,7 +128,7 @@ def _mistral(tokens: dict[str, Any]) -> Any:
 def _gemma(tokens: dict[str, Any]) -> Any:
     from transformers import GemmaConfig, GemmaForCausalLM
 
-    return GemmaForCausalLM(GemmaConfig(**HIDDEN, num_key_value_heads=1, head_dim=8, **tokens))
+    return GemmaForCausalLM(GemmaConfig(**{**HIDDEN, **tokens}, num_key_value_heads=1, head_dim=8))
 
 
 def _gemma2(tokens: dict[str, Any]) -> Any:

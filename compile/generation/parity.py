@@ -24,7 +24,7 @@ Logits = NDArray[np.float32]
 
 
 class CausalReference:
-    """The fp32 PyTorch model, one row at a time, unpadded, without a cache. Loaded at the first row."""
+    """The fp32 PyTorch model, one row at a time, unpadded; its logits are computed without a cache. Loaded late."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
@@ -35,22 +35,35 @@ class CausalReference:
         """Float32 (len(tokens) - start + 1, vocab): after the first `start` tokens, after one more, and so on."""
         import torch
 
-        if self._model is None:
-            self._model = load_causal(self._model_dir)
         with torch.inference_mode():
             keep = len(tokens) - start + 1
-            found = self._model(input_ids=torch.from_numpy(tokens)[None], use_cache=False, logits_to_keep=keep).logits
+            found = self._loaded()(
+                input_ids=torch.from_numpy(tokens)[None], use_cache=False, logits_to_keep=keep
+            ).logits
         return np.array(found[0].numpy(), np.float32)
 
     def greedy(self, prompt: Tokens, count: int) -> Tokens:
-        """The `count` most probable next tokens, one by one; the model's end tokens are tokens as all others."""
+        """The `count` most probable next tokens, one by one; the model's end tokens are tokens as all others.
+
+        With transformers' own cache: what these tokens are worth is asked of `logits`.
+        """
+        import torch
+
         key = (prompt.tobytes(), count)
         if key not in self._greedy:
-            tokens = prompt
-            for _ in range(count):
-                tokens = np.append(tokens, self.logits(tokens, len(tokens))[-1].argmax())
-            self._greedy[key] = tokens[len(prompt) :]
+            cache, ids, found = None, torch.from_numpy(prompt)[None], []
+            with torch.inference_mode():
+                for _ in range(count):
+                    out = self._loaded()(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                    cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+                    found.append(int(ids))
+            self._greedy[key] = np.array(found, np.int64)
         return self._greedy[key]
+
+    def _loaded(self) -> Any:
+        if self._model is None:
+            self._model = load_causal(self._model_dir)
+        return self._model
 
 
 def prove_decoder(

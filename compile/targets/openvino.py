@@ -28,6 +28,7 @@ from compile.shapes import Shape
 from compile.targets import EncoderBatch, check_shape
 from compile.targets.cpu import cpu_kind, has_bf16, unsupported_on_cpu
 from compile.targets.encoders import cpu_candidates, example_inputs, input_names, load_encoder, quiet
+from compile.targets.openvino_gates import keep_gates_apart
 
 GRAPH, WEIGHTS, BLOB = "model.xml", "model.bin", "shape.blob"
 
@@ -165,6 +166,7 @@ class OpenVinoTarget:
         except RuntimeError as error:
             raise CompileError(f"openvino cannot convert {model_dir}: {error}") from error
         _keep_finite_in_bf16(model)
+        keep_gates_apart(model)
         return saved_model(model, prepared)
 
     def compile(self, prepared_dir: Path, shape: Shape, precision: str, out_dir: Path) -> None:

@@ -11,6 +11,7 @@ from compile.errors import CompileError
 from compile.targets.causal import load_causal, stateless_layer
 from compile.targets.encoders import quiet
 from compile.targets.openvino import openvino_package, saved_model
+from compile.targets.openvino_gates import keep_gates_apart
 
 XML = "openvino_model.xml"
 INPUTS = ("input_ids", "attention_mask", "position_ids")
@@ -31,6 +32,7 @@ def convert_causal(model_dir: Path, directory: Path) -> Path:
         _name_ports(graph, layers, heads, size)
         _add_beam_index(graph)
         _make_stateful(graph, layers, heads, size)
+        keep_gates_apart(graph)
     except RuntimeError as error:
         raise CompileError(f"openvino cannot convert {model_dir}: {error}") from error
     return saved_model(graph, directory, XML)

@@ -26,7 +26,7 @@ from compile.generation.stops import finish_reason
 from compile.shapes import Shape
 from compile.targets import EncoderBatch
 from compile.targets import openvino as encoder_target
-from compile.targets.causal import attention_windows, decoder_candidates
+from compile.targets.causal import SLOTS, attention_windows
 from compile.targets.decoders import grid_of
 from compile.targets.openvino import openvino_package
 from compile.targets.openvino_causal import convert_causal
@@ -36,6 +36,8 @@ BLOCK = 32
 """Positions per block of GenAI's cache on CPU."""
 BATCHED_TOKENS = 256
 """Most tokens, of prompts and running texts together, in one step."""
+CACHE_POSITIONS = 1 << 16
+"""Positions of all texts together: of SmolLM2-135M in bf16 1.5 GB. Only those that texts really have cost time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class OpenVinoDecoderTarget:
         return encoder_target.target.machine()
 
     def candidates(self, max_length: int) -> list[Shape]:
-        return decoder_candidates(max_length, self.new_tokens)
+        """One length: nothing is padded, and one engine keeps all rows of a worker together."""
+        fitting = (slots for slots in SLOTS if slots * (max_length + self.new_tokens) <= CACHE_POSITIONS)
+        return [Shape(length=max_length, batch=slots) for slots in fitting] or [Shape(length=max_length, batch=1)]
 
     def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path:
         prepared = work_dir / "openvino-decoder"

@@ -11,6 +11,7 @@ from compile.errors import CompileError
 from compile.targets.causal import load_causal, stateless_layer
 from compile.targets.encoders import quiet
 from compile.targets.openvino import LOWEST, openvino_package
+from compile.targets.openvino_gates import keep_gates_apart
 
 GRAPHS = ("prefill", "decode")
 
@@ -47,7 +48,7 @@ def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None
                 for port, example in zip(graph.inputs[2:], examples[name].get("past", []), strict=True):
                     shape = [-1, example.shape[1], -1, example.shape[3]]
                     port.node.set_partial_shape(openvino.PartialShape(shape))
-                graph.validate_nodes_and_infer_types()
+                keep_gates_apart(graph)
                 openvino.save_model(graph, partial / f"{name}.xml", compress_to_fp16=False)
     except RuntimeError as error:
         raise CompileError(f"openvino-slots cannot convert {model_dir}: {error}") from error

@@ -14,6 +14,7 @@ from compile.batches import TokenRow
 from compile.errors import ModelError
 from compile.generation.build import build_missing_decoders
 from compile.generation.constraints import GrammarConstraint, GrammarTokens, json_schema_grammar, regex_grammar
+from compile.generation.probe import probe_decoder_costs
 from compile.generation.requests import TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import as_generator
@@ -38,6 +39,9 @@ from pipeline.sample_rows import sample_rows
 from pipeline.tokenized import TokenBlock
 from pipeline.tokenizer import RowTokenizer, Tokenizer, read_tokenizer
 from pipeline.toolchain import Toolchain
+
+PROBED_BYTES = 1 << 30
+"""Weights of the largest model that is timed before its first plan."""
 
 
 class Generate:
@@ -86,12 +90,24 @@ class Generate:
         return chats or plain
 
     def probes(self) -> bool:
-        return False
+        return True
 
     def probe(
         self, context: Context, toolchain: Toolchain, model_dir: Path, rows: Callable[[], Sequence[TokenRow]]
     ) -> None:
-        """A full set of slots takes too long to be tried before anything is planned."""
+        """Only of models so small that this takes about a minute; others are planned from built-in estimates."""
+        if weights_bytes(model_dir) > PROBED_BYTES:
+            context.say("plan: this model is too large to be timed before a plan; its costs are estimates")
+            return
+        probe_decoder_costs(
+            toolchain.store,
+            self.target(context.job),
+            toolchain.model,
+            model_dir,
+            toolchain.precision,
+            context.job.max_length,
+            lambda line: context.say(f"plan: measured {line}"),
+        )
 
     def build(
         self,
@@ -150,6 +166,11 @@ class Generate:
             "real_tokens": prompt_tokens,
             "generated_tokens": pc.sum(output.flatten().field("output_tokens")).as_py() or 0,
         }
+
+
+def weights_bytes(model_dir: Path) -> int:
+    """Of the model's weight files."""
+    return sum(path.stat().st_size for ending in ("safetensors", "bin") for path in model_dir.glob(f"*.{ending}"))
 
 
 def _settings(job: Job) -> Settings:

@@ -1,0 +1,265 @@
+"""Compares Lengthwise with other ways to generate, on real review prompts: generated tokens per CPU second.
+
+    python -m bench.generate [--rows 240] [--rounds 3] [--model DIR] [--json FILE]
+
+SmolLM2-135M-Instruct answers one question about each review, greedily, in at most 48 tokens. Every contestant is a
+process of its own that reads Parquet and writes Parquet; its whole CPU time counts, workers included. Lengthwise as the
+command line runs it (target `openvino`) and OpenVINO GenAI used directly run at the same time, each pinned to one core,
+and change cores every round; so do Lengthwise with target `openvino-slots` and transformers' `generate` over batches of
+sorted prompts, on a stratified share of the rows. Medians are taken.
+
+The others get the prompts as token ids; Lengthwise renders and tokenises its own. As in `bench.quick`, what a night
+costs before its first row (processes, imports, loading; for Lengthwise measured on a night of eight rows) is told apart
+from the rows, which are what a large night costs. Conversion and compilation happen before the clock starts.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.generators import NEW_TOKENS, REPETITION_PENALTY, write_ir
+from bench.pinned import Cores
+from bench.quick import stratified
+from bench.rows import write_night
+from demo.chat_model import build_chat_model
+from demo.nights import choose_rows
+
+FLOW, SLOTS, GENAI, TRANSFORMERS = (
+    "Lengthwise, openvino", "Lengthwise, openvino-slots", "OpenVINO GenAI, directly", "transformers, bf16, sorted",
+)  # fmt: skip
+TARGETS = {FLOW: "openvino", SLOTS: "openvino-slots"}
+PAIRS = ((FLOW, GENAI), (SLOTS, TRANSFORMERS))
+"""Who runs at the same time."""
+GOALS = {GENAI: 0.97, TRANSFORMERS: 5.0}
+"""How many times their tokens per CPU second FLOW is to reach."""
+SHARE = 4
+"""The second pair gets every so manieth row."""
+START_ROWS = 8
+MAX_LENGTH = 512
+DS, START_DS = "2026-01-01", "2026-02-01"
+TEMPLATE = "What did this person think of the movie? Answer in one sentence.\n\n{text}"
+
+JOB = """\
+name: bench_generate
+task: generate
+target: {target}
+precision: bf16
+model: {{uri: {model}}}
+input: {{uri: "{nights}/ds={{ds}}/", template: {template}, id: id}}
+max_length: {max_length}
+max_graphs: 2
+generate: {{max_new_tokens: {new_tokens}, repetition_penalty: {penalty}}}
+workers: 1
+output: {{uri: {output}}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one run of a contestant took, in CPU seconds."""
+
+    start_s: float
+    loop_s: float
+    tokens: int
+    """Generated ones."""
+
+    @property
+    def rate(self) -> float:
+        """Generated tokens per CPU second of the rows."""
+        return self.tokens / self.loop_s
+
+    @property
+    def whole_rate(self) -> float:
+        return self.tokens / (self.start_s + self.loop_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where things lie, and the cores to measure on."""
+
+    folder: Path
+    model: Path
+    cores: tuple[int, ...]
+
+    def pinned(self, turn: int) -> Cores:
+        return Cores(self.folder, (self.cores[turn % len(self.cores)],))
+
+    def night(self, who: str, ds: str = DS) -> Path:
+        """Each pair has rows of its own."""
+        pair = next(number for number, names in enumerate(PAIRS) if who in names)
+        return self.folder / f"nights-{pair}" / f"ds={ds}"
+
+    def output(self, who: str) -> Path:
+        return self.folder / f"output-{TARGETS[who]}"
+
+    def said(self, who: str) -> Path:
+        """Texts of a contestant that is not Lengthwise."""
+        return self.folder / f"{who}.parquet"
+
+
+def prepare(bench: Bench, rows: int, say: Callable[[str], None]) -> None:
+    """Rows, and what exists before any night: conversions, plans, artifacts. Unmeasured."""
+    write_ir(bench.model)
+    texts = short_enough(bench.model, rows)
+    for pair, (own, *_) in zip((texts, stratified(texts, max(START_ROWS, rows // SHARE))), PAIRS, strict=True):
+        write_prompts(bench.model, pair, bench.night(own))
+        write_prompts(bench.model, stratified(pair, START_ROWS), bench.night(own, START_DS))
+    say(f"{rows} rows and the model for GenAI are ready")
+    for who, target in TARGETS.items():
+        job = JOB.format(
+            target=target, model=bench.model, nights=bench.night(who).parent, template=json.dumps(TEMPLATE),
+            max_length=MAX_LENGTH, new_tokens=NEW_TOKENS, penalty=REPETITION_PENALTY, output=bench.output(who),
+        )  # fmt: skip
+        (bench.folder / f"{target}.yaml").write_text(job)
+        bench.pinned(0).run(lengthwise(bench, who, "compile", DS))
+        say(f"{who}: planned, compiled and proven")
+
+
+def short_enough(model: Path, count: int) -> list[str]:
+    """Reviews of the demo's first night whose prompts fit MAX_LENGTH: nobody's truncation is compared."""
+    texts = [review.text for review in choose_rows()["2026-11-24"]]
+    fitting = [text for text, ids in zip(texts, prompts_of(model, texts), strict=True) if len(ids) <= MAX_LENGTH]
+    return stratified(fitting, count)
+
+
+def prompts_of(model: Path, texts: list[str]) -> list[list[int]]:
+    """Token ids by transformers' chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chats = [[{"role": "user", "content": TEMPLATE.format(text=text)}] for text in texts]
+    found: list[list[int]] = [tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats]
+    return found
+
+
+def write_prompts(model: Path, texts: list[str], folder: Path) -> None:
+    """As write_night, with the prompts' token ids."""
+    path = write_night(texts, folder)
+    table = pq.read_table(path)
+    tokens = pa.array(prompts_of(model, texts), pa.list_(pa.int32()))
+    pq.write_table(table.append_column("token_ids", tokens), path)
+
+
+def lengthwise(bench: Bench, who: str, command: str, ds: str) -> list[str]:
+    job = bench.folder / f"{TARGETS[who]}.yaml"
+    fresh = ["--fresh"] if command == "run" else []
+    return [sys.executable, "-m", "pipeline", command, str(job), "--ds", ds, *fresh]
+
+
+def measure(bench: Bench, who: str, cores: Cores) -> Result:
+    """One run of a contestant."""
+    if who in TARGETS:
+        return own_result(bench, who, cores)
+    name = {GENAI: "GenAI", TRANSFORMERS: "transformers"}[who]
+    files = [str(bench.night(who) / "rows.parquet"), str(bench.said(who))]
+    _, last = cores.run([sys.executable, "-m", "bench.generators", name, str(bench.model), *files])
+    tokens = sum(pq.read_table(bench.said(who))["output_tokens"].to_pylist())
+    return Result(**json.loads(last), tokens=tokens)
+
+
+def own_result(bench: Bench, who: str, cores: Cores) -> Result:
+    """A night of almost no rows, less its rows, is the start; a night's other seconds are those of its rows."""
+    small, _ = cores.run(lengthwise(bench, who, "run", START_DS))
+    start_s = small - report_of(bench, who, START_DS)["infer_cpu_seconds"]
+    total, _ = cores.run(lengthwise(bench, who, "run", DS))
+    return Result(start_s, total - start_s, report_of(bench, who, DS)["tokens"]["generated_tokens"])
+
+
+def report_of(bench: Bench, who: str, ds: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((bench.output(who) / f"reports/ds={ds}/report.json").read_bytes())
+    return found
+
+
+def measure_rounds(bench: Bench, rounds: int, say: Callable[[str], None]) -> dict[str, list[Result]]:
+    """Every contestant once per round, in pairs."""
+    found: dict[str, list[Result]] = defaultdict(list)
+    with ThreadPoolExecutor(2) as pool:
+        for turn in range(rounds):
+            for pair in PAIRS:
+                runs = [(who, pool.submit(measure, bench, who, bench.pinned(turn + k))) for k, who in enumerate(pair)]
+                for who, run in runs:
+                    found[who].append(run.result())
+                rates = ", ".join(f"{who} {found[who][-1].rate:.1f}" for who in pair)
+                say(f"round {turn + 1} of {rounds}: {rates} tokens per CPU second")
+    return found
+
+
+def medians(results: list[Result]) -> Result:
+    return Result(
+        statistics.median(one.start_s for one in results),
+        statistics.median(one.loop_s for one in results),
+        round(statistics.median(one.tokens for one in results)),
+    )
+
+
+def same_texts(bench: Bench, own: str, other: str) -> float:
+    """Share of the rows with the same text. Raises RuntimeError when rows are missing or prompts differ."""
+    columns = ["row_id", "text", "prompt_tokens"]
+    table = pq.read_table(bench.output(own) / "predictions" / f"ds={DS}", columns=columns, partitioning=None)
+    ours = {row["row_id"]: row for row in table.to_pylist()}
+    theirs = pq.read_table(bench.said(other), columns=["id", "text"]).to_pylist()
+    prompts = pq.read_table(bench.night(own) / "rows.parquet", columns=["id", "token_ids"]).to_pylist()
+    if [row["id"] for row in prompts if ours[row["id"]]["prompt_tokens"] != len(row["token_ids"])]:
+        raise RuntimeError(f"{own}: the prompts are not those of transformers' chat template")
+    if len(ours) != len(theirs):
+        raise RuntimeError(f"{own}: {len(ours)} rows came back of {len(theirs)}")
+    return float(sum(ours[row["id"]]["text"] == row["text"] for row in theirs)) / len(theirs)
+
+
+def table_of(found: dict[str, Result]) -> str:
+    """What a person reads."""
+    lines = [f"{'':<28} {'start, s':>9} {'tokens':>8} {'tokens/CPU s':>13} {'with start':>11} {'Lengthwise is':>14}"]
+    for who, one in sorted(found.items(), key=lambda item: item[1].rate):
+        ratio = "" if who == FLOW else f"{found[FLOW].rate / one.rate:.2f}x"
+        goal = f"  (goal {GOALS[who]}x)" if who in GOALS else ""
+        lines.append(
+            f"{who:<28} {one.start_s:9.2f} {one.tokens:8,} {one.rate:13.1f} {one.whole_rate:11.1f} {ratio:>14}{goal}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=240)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", type=Path, help="where the converted model is or will be kept; else it is made anew")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"[{time.monotonic() - began:4.0f} s] {line}\n")
+
+    with tempfile.TemporaryDirectory(prefix="lengthwise-bench-") as folder:
+        model = build_chat_model(args.model or Path(folder) / "model")
+        bench = Bench(Path(folder), model, tuple(sorted(os.sched_getaffinity(0))))
+        prepare(bench, args.rows, say)
+        found = {who: medians(results) for who, results in measure_rounds(bench, args.rounds, say).items()}
+        same = {pair: same_texts(bench, *pair) for pair in PAIRS}
+    sys.stdout.write(table_of(found) + "\n")
+    for (own, other), share in same.items():
+        sys.stdout.write(f"{share:.0%} of the texts of {own} are those of {other}\n")
+    if args.json:
+        plain = {who: asdict(one) | {"rate": one.rate} for who, one in found.items()}
+        args.json.write_text(json.dumps(plain, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
