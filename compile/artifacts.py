@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -130,7 +130,7 @@ class Manifest:
         if self.spec != spec:
             return f"its manifest describes another artifact ({self.spec.key}: {_differences(self.spec, spec)})"
         if self.parity is None:
-            return "its parity with the fp32 reference was not checked yet"
+            return "its parity is pending: it was compiled where its device was not there"
         if self.parity.versions != dict(spec.versions):
             return f"its parity record is from other versions: {self.parity.versions} instead of {dict(spec.versions)}"
         if not self.parity.passed:
@@ -182,7 +182,32 @@ class ArtifactStore:
             ) from None
         if manifest.key != key:
             raise ArtifactError(f"the manifest of artifact {key} describes {manifest.key}; remove it and {BUILD}")
-        return manifest
+        return self._with_proof(manifest) if manifest.parity is None else manifest
+
+    def _with_proof(self, manifest: Manifest) -> Manifest:
+        """A pending manifest with what a later proof of the same files recorded, if there is one that can be read."""
+        try:
+            found = json.loads(self.blobs.get(self.proof_uri(manifest)))
+            parity, timing = ParityRecord.from_json(found["parity"]), BatchTiming(**found["timing"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return manifest
+        return replace(manifest, parity=parity, timing=timing)
+
+    def pending(self, spec: ArtifactSpec) -> Manifest | None:
+        """The artifact of a spec, when it is whole and lacks nothing but its proof."""
+        try:
+            manifest = self.manifest(spec.key)
+        except ArtifactError:
+            return None
+        if manifest is None or manifest.spec != spec or manifest.parity is not None:
+            return None
+        return None if self._gone(manifest) else manifest
+
+    def record_proof(self, manifest: Manifest, parity: ParityRecord, timing: BatchTiming) -> Manifest:
+        """Keep, once, that a pending artifact passed; who comes second gets the first one's record."""
+        proof = {"parity": parity.to_json(), "timing": asdict(timing)}
+        self.blobs.put_new(self.proof_uri(manifest), canonical_json(proof))
+        return self._with_proof(manifest)
 
     def exists(self, key: str) -> bool:
         """Whether there is a manifest, readable or not."""
@@ -198,8 +223,8 @@ class ArtifactStore:
             raise ArtifactError(f"{_title(spec)} does not exist in {self.uri}; {BUILD}")
         reason = manifest.unfit(spec)
         if reason:
-            raise ArtifactError(f"{_title(spec)} cannot be used: {reason}; {BUILD}")
-        gone = [name for name, file in manifest.files.items() if not self.blobs.exists(self.blob_uri(file.sha256))]
+            raise ArtifactError(f"{_title(spec)} cannot be used: {reason}; {_advice(manifest)}")
+        gone = self._gone(manifest)
         if gone:
             raise ArtifactError(f"{_title(spec)} has lost {', '.join(gone)} in {self.uri}; {BUILD}")
         return manifest
@@ -211,13 +236,16 @@ class ArtifactStore:
             raise ArtifactError(f"{_title(spec)} does not exist in {self.uri}; {BUILD}")
         reason = manifest.unfit(spec) or _foreign(spec, target)
         if reason:
-            raise ArtifactError(f"{_title(spec)} cannot be used: {reason}; {BUILD}")
-        files = {name: (file.sha256, file.size_bytes) for name, file in manifest.files.items()}
+            raise ArtifactError(f"{_title(spec)} cannot be used: {reason}; {_advice(manifest)}")
         try:
-            with self.cache.directory(files) as directory:
+            with self.directory(manifest) as directory:
                 return target.load(directory, spec.shape, spec.precision)
         except ArtifactError as error:
             raise ArtifactError(f"{_title(spec)} cannot be used: {error}; {BUILD}") from error
+
+    def directory(self, manifest: Manifest) -> contextlib.AbstractContextManager[Path]:
+        """A local folder that holds an artifact's files while the context lasts. Raises ArtifactError on entering."""
+        return self.cache.directory({name: (file.sha256, file.size_bytes) for name, file in manifest.files.items()})
 
     def publish(
         self,
@@ -284,12 +312,22 @@ class ArtifactStore:
             manifest = self.manifest(key)
         except ArtifactError:
             manifest = None
-        self.blobs.delete(self.manifest_uri(key))
+        self.forget(key)
         for file in manifest.files.values() if manifest else ():
             uri = self.blob_uri(file.sha256)
             with contextlib.suppress(FileNotFoundError):
                 if hashlib.sha256(self.blobs.get(uri)).hexdigest() != file.sha256:
                     self.blobs.delete(uri)
+
+    def forget(self, key: str) -> None:
+        """Delete a manifest and its proofs."""
+        self.blobs.delete(self.manifest_uri(key))
+        for uri in self.blobs.list(f"{self.uri}/proofs/{key}/"):
+            self.blobs.delete(uri)
+
+    def _gone(self, manifest: Manifest) -> builtins.list[str]:
+        """Names of files whose blobs the store has lost."""
+        return [name for name, file in manifest.files.items() if not self.blobs.exists(self.blob_uri(file.sha256))]
 
     def _upload(self, manifest: Manifest, directory: Path) -> None:
         for name, file in manifest.files.items():
@@ -303,6 +341,11 @@ class ArtifactStore:
     def manifest_uri(self, key: str) -> str:
         """Where the manifest of a key lies."""
         return f"{self.uri}/manifests/{key}.json"
+
+    def proof_uri(self, manifest: Manifest) -> str:
+        """Where the proof of a pending artifact lies: it is of its very files, and of no others under that key."""
+        files = canonical_json({name: file.sha256 for name, file in manifest.files.items()})
+        return f"{self.uri}/proofs/{manifest.key}/{hashlib.sha256(files).hexdigest()[:32]}.json"
 
     def blob_uri(self, sha256: str) -> str:
         """Where content of that digest lies."""
@@ -323,6 +366,10 @@ def _within(name: str) -> str:
     if path.is_absolute() or ".." in path.parts or str(path) != name or name == ".":
         raise ValueError(f"file name {name!r} does not lie within the artifact")
     return name
+
+
+def _advice(manifest: Manifest) -> str:
+    return BUILD if manifest.parity else "prove it with `lengthwise compile --verify` on a host with the device"
 
 
 def _title(spec: ArtifactSpec) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import time
@@ -19,12 +18,13 @@ from compile.artifacts import ArtifactSpec, ArtifactStore, BatchTiming, Manifest
 from compile.batches import TokenRow, batch_rows
 from compile.conversions import converted_model
 from compile.errors import ArtifactError, CompileError
+from compile.making import Proof, make_artifact, prove_pending, publish_proven
 from compile.model import ModelInfo, read_model
 from compile.parity import ParityRecord, Tolerance, compare, judge
 from compile.reference import Reference
 from compile.samples import Sample, check_rows, choose_samples
 from compile.shapes import Shape, ShapePlan
-from compile.targets import AnyTarget, EncoderBatch, Executable, Loaded, Target
+from compile.targets import AnyTarget, EncoderBatch, Executable, Target, without_device
 
 MEASURE_S = 0.5
 """Seconds given to timing one shape; a slower batch is still run MIN_REPEATS times."""
@@ -56,27 +56,35 @@ def build_missing(
         return build_artifact(store, target, model, model_dir, *given, reference=reference, labelled=labelled)
 
     return build_plan(
-        store, [artifact_spec(target, model, shape, precision) for shape in plan.shapes], build, on_progress
+        store, target, [artifact_spec(target, model, shape, precision) for shape in plan.shapes], build, on_progress
     )
 
 
 def build_plan(
     store: ArtifactStore,
+    target: AnyTarget[Any],
     specs: Sequence[ArtifactSpec],
     build: Callable[[ArtifactSpec, Path], Manifest],
     on_progress: Callable[[str], None],
 ) -> list[Manifest]:
-    """Manifests of these artifacts, in order; `build` makes those that are missing, in a folder that they share."""
+    """Manifests of these artifacts, in order; `build` makes those that are missing, in a folder that they share.
+
+    It proves those that are pending, unless the device is not here either.
+    """
     manifests = []
     with tempfile.TemporaryDirectory(prefix="lengthwise-build-") as work:
         for spec in specs:
-            found = usable(store, spec)
+            found, pending = usable(store, spec), store.pending(spec)
             if found is not None:
                 on_progress(f"{spec.shape}: reused artifact {spec.key}")
+            elif pending is not None and without_device(target) is not None:
+                found = pending
+                on_progress(f"{spec.shape}: artifact {spec.key} stays pending: {without_device(target)}")
             else:
                 found = build(spec, Path(work))
-                seconds = found.compile_seconds
-                on_progress(f"{spec.shape}: built artifact {spec.key} in {seconds:.2f} s, {verdict(found)}")
+                how = "proved" if pending else "built"
+                seconds = "" if pending else f" in {found.compile_seconds:.2f} s"
+                on_progress(f"{spec.shape}: {how} artifact {spec.key}{seconds}, {verdict(found)}")
             manifests.append(found)
     return manifests
 
@@ -96,38 +104,59 @@ def build_artifact(
 ) -> Manifest:
     """Compile one shape, prove it on `samples` and publish it. Raises CompileError; then nothing was published.
 
+    One that was compiled where its device was not there, and is pending, is proven here without being compiled.
     `work_dir` keeps the converted model, so builds that share it convert once; it serves one model and one precision.
     """
     check_inputs(target, model, model_dir, spec)
     check_rows(samples, model)
     reference = reference or Reference(model_dir, model.pad_token_id)
+    chosen = choose_samples(samples, spec.shape, model.max_positions)
+    proof = encoder_proof(target, model, chosen, reference, tolerance, labelled)
+    pending = store.pending(spec)
+    if pending is not None:
+        return prove_pending(store, target, pending, proof)
     prepared = converted_model(store, target, spec, model_dir, work_dir, calibration_batches(samples, model))
-    out_dir = Path(tempfile.mkdtemp(dir=work_dir, prefix=f"{spec.shape}-"))
-    try:
-        executable, compile_seconds, load_s = compile_and_load(target, prepared, spec, out_dir)
-        chosen = choose_samples(samples, spec.shape, model.max_positions)
-        record = prove(executable, chosen, reference, model, tolerance, target.versions(), labelled)
-        if not record.passed:
-            raise CompileError(f"{spec.target} {spec.precision}: {spec.shape} is refused: {'; '.join(record.reasons)}")
-        clock = time.thread_time if target.on_cpu else time.perf_counter
-        timing = replace(measure(executable, chosen, model.pad_token_id, clock), load_s=load_s)
-        return store.publish(spec, out_dir, compile_seconds=compile_seconds, timing=timing, parity=record)
-    finally:
-        shutil.rmtree(out_dir, ignore_errors=True)
+    return make_artifact(store, target, spec, prepared, work_dir, proof)
 
 
-def compile_and_load(
-    target: AnyTarget[Loaded], prepared: Path, spec: ArtifactSpec, out_dir: Path
-) -> tuple[Loaded, float, float]:
-    """The artifact as a worker would load it, and the seconds that compiling and loading took."""
-    started = time.perf_counter()
-    target.compile(prepared, spec.shape, spec.precision, out_dir)
-    compiled = time.perf_counter()
-    try:
-        executable = target.load(out_dir, spec.shape, spec.precision)
-        return executable, compiled - started, time.perf_counter() - compiled
-    except ArtifactError as error:
-        raise CompileError(f"{spec.target} {spec.precision}: {spec.shape} does not load: {error}") from error
+def adopt_artifact(
+    store: ArtifactStore,
+    target: Target,
+    model: ModelInfo,
+    model_dir: Path,
+    spec: ArtifactSpec,
+    directory: Path,
+    samples: Sequence[TokenRow],
+    tolerance: Tolerance,
+    *,
+    labelled: Sequence[LabelledRow] = (),
+) -> Manifest:
+    """As `build_artifact`, of a directory that was compiled elsewhere. What there is of the spec already stays."""
+    check_inputs(target, model, model_dir, spec)
+    check_rows(samples, model)
+    chosen = choose_samples(samples, spec.shape, model.max_positions)
+    proof = encoder_proof(target, model, chosen, Reference(model_dir, model.pad_token_id), tolerance, labelled)
+    found = usable(store, spec)
+    return found or publish_proven(store, target, spec, directory, proof, compile_seconds=0.0)
+
+
+def encoder_proof(
+    target: Target,
+    model: ModelInfo,
+    samples: Sequence[Sample],
+    reference: Reference,
+    tolerance: Tolerance,
+    labelled: Sequence[LabelledRow] = (),
+) -> Proof[Executable]:
+    """How an encoder is proven and timed on `samples`."""
+    clock = time.thread_time if target.on_cpu else time.perf_counter
+
+    def proof(executable: Executable, load_s: float) -> tuple[ParityRecord, BatchTiming]:
+        record = prove(executable, samples, reference, model, tolerance, target.versions(), labelled)
+        timing = measure(executable, samples, model.pad_token_id, clock)
+        return record, replace(timing, load_s=load_s)
+
+    return proof
 
 
 def prove(
@@ -216,11 +245,11 @@ def _groups(count: int, batch: int) -> list[list[int]]:
 
 
 def usable(store: ArtifactStore, spec: ArtifactSpec) -> Manifest | None:
-    """The artifact when it is fit; one that is not fit is removed, so that it can be built again."""
+    """The artifact when it is fit; one that is neither fit nor pending is removed, so that it can be built again."""
     try:
         return store.check(spec)
     except ArtifactError:
-        if store.exists(spec.key):
+        if store.exists(spec.key) and store.pending(spec) is None:
             store.remove(spec.key)
         return None
 
@@ -246,4 +275,6 @@ def verdict(manifest: Manifest) -> str:
     """What an artifact costs and how far it is from the reference, for a person."""
     timing, parity = manifest.timing, manifest.parity
     batch = f"{timing.median_s * 1000:.1f} ms a batch" if timing else "not measured"
-    return f"{batch}, largest logit difference {parity.max_abs_logit:.2g}" if parity else batch
+    if parity is None:
+        return "parity pending: its device is not here; run `lengthwise compile --verify` on a host that has it"
+    return f"{batch}, largest logit difference {parity.max_abs_logit:.2g}"

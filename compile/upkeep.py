@@ -34,7 +34,7 @@ def gc(store: ArtifactStore, keep: Collection[str], now_s: float, grace_s: float
     """
     dropped = [key for key in store.artifact_keys() if key not in keep]
     for key in dropped:
-        store.blobs.delete(store.manifest_uri(key))
+        store.forget(key)
     stored = {uri.rsplit("/", 1)[1] for uri in store.blobs.list(f"{store.uri}/blobs/")}
     unused = stored - {file.sha256 for manifest in store.list() for file in manifest.files.values()}
     unused -= collect_conversions(store)

@@ -100,13 +100,21 @@ def plan(
 
 
 @app.command("compile")
-def compile_(job: JobFile, ds: Ds, as_json: Json = False) -> None:
+def compile_(
+    job: JobFile,
+    ds: Ds,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="compile nothing; prove what was compiled on a host without the device")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Build the artifacts that a night's shape plan needs and prove them on its rows."""
     from pipeline import flow
 
     context = make_context(job, ds)
-    result = flow.build(context, job, flow.prepare(context, job)["run"], ordered=True)
-    show(result, as_json, lambda found: f"{found['built']} artifacts built, {found['reused']} reused")
+    result = flow.build(context, job, flow.prepare(context, job)["run"], ordered=True, verify=verify)
+    verb = "proved" if verify else "built"
+    show(result, as_json, lambda found: f"{found['built']} artifacts {verb}, {found['reused']} reused")
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.terminal import JobFile, Json, make_context, show
+from pipeline.terminal import Ds, JobFile, Json, make_context, show
 
 app = typer.Typer(help="The compiled models of a job's artifact store.", no_args_is_help=True)
 
@@ -46,6 +46,42 @@ def verify(job: JobFile, key: Annotated[str | None, typer.Argument(metavar="[KEY
     if wrong:
         raise ArtifactError("\n".join(wrong))
     show({}, as_json=False, view=lambda _: f"{len(keys)} artifacts are sound")
+
+
+@app.command("export")
+def export_(job: JobFile, key: Key, folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Write an artifact's files to a folder: of target neuron an export that optimum-neuron loads."""
+    import shutil
+
+    from pipeline.errors import JobError
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise JobError(f"{folder} is there and not an empty folder; name another")
+    store = _store(job)
+    manifest = store.manifest(_whole_key(store, key))
+    assert manifest is not None
+    with store.directory(manifest) as files:
+        shutil.copytree(files, folder, dirs_exist_ok=True)
+    show({}, False, lambda _: f"{folder}: {len(manifest.files)} files of artifact {manifest.key}")
+
+
+@app.command()
+def adopt(
+    job: JobFile,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what `optimum-cli export neuron` wrote")],
+    ds: Ds,
+    as_json: Json = False,
+) -> None:
+    """Make an artifact of an export that was compiled elsewhere, once it passed on rows of that date."""
+    from compile.build import verdict
+    from pipeline import flow
+    from pipeline.adoption import adopt as adopt_export
+    from pipeline.run_plan import load_run
+
+    context = make_context(job, ds)
+    plan = load_run(context.objects, flow.prepare(context, job)["run"])
+    manifest = adopt_export(context, plan, folder)
+    show(manifest.to_json(), as_json, lambda _: f"{manifest.spec.shape}: artifact {manifest.key}, {verdict(manifest)}")
 
 
 @app.command("gc")

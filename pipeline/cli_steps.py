@@ -21,6 +21,7 @@ Snapshot = Annotated[str, typer.Option("--snapshot", metavar="URI")]
 Run = Annotated[str, typer.Option("--run", metavar="URI")]
 Index = Annotated[int, typer.Option("--index", min=0)]
 Ordered = Annotated[bool, typer.Option("--ordered", help="also where the job says compile: never")]
+Verify = Annotated[bool, typer.Option("--verify", help="compile nothing; prove what was compiled without a device")]
 Of = Annotated[int, typer.Option("--of", min=1)]
 Retry = Annotated[bool, typer.Option("--retry-rejects", help="for the rejects of the published partition alone")]
 RetryOf = Annotated[str | None, typer.Option("--retry-of", metavar="FINGERPRINT", help="of the published run")]
@@ -57,11 +58,13 @@ def plan(job: Job, ds: Ds, snapshot: Snapshot, retry_of: RetryOf = None) -> None
 
 
 @app.command("compile")
-def build(job: Job, ds: Ds, run: Run, index: Index = 0, of: Of = 1, ordered: Ordered = False) -> None:
+def build(
+    job: Job, ds: Ds, run: Run, index: Index = 0, of: Of = 1, ordered: Ordered = False, verify: Verify = False
+) -> None:
     """Build the missing ones among the artifacts of shapes index, index + of, ..."""
     from pipeline import steps
 
-    _print(steps.compile_artifacts(make_context(job, ds), run, index, of, ordered=ordered))
+    _print(steps.compile_artifacts(make_context(job, ds), run, index, of, ordered=ordered, verify=verify))
 
 
 @app.command()

@@ -59,17 +59,21 @@ def run(context: Context, job_file: Path, bar: Bar = no_bar, *, retry: bool = Fa
     return steps.report(context, planned["run"])
 
 
-def build(context: Context, job_file: Path, run_uri: str, *, ordered: bool = False) -> dict[str, Any]:
+def build(
+    context: Context, job_file: Path, run_uri: str, *, ordered: bool = False, verify: bool = False
+) -> dict[str, Any]:
     """The compile step, where something is missing: in as many processes as there are workers.
 
-    `ordered` is an explicit `lengthwise compile`: it builds for a job that may not compile by itself, and mends.
+    `ordered` is an explicit `lengthwise compile`: it builds for a job that may not compile by itself, and mends. With
+    `verify` it only proves what was compiled elsewhere.
     """
     planned = load_run(context.objects, run_uri)
     if ordered:
         discard_damaged_artifacts(context, planned)
     missing = missing_shapes(context, planned)
     count = min(context.workers, len(missing))
-    options = ("--run", run_uri, *(["--ordered"] if ordered else []), "--of", str(count))
+    flags = [name for name, given in (("--ordered", ordered), ("--verify", verify)) if given]
+    options = ("--run", run_uri, *flags, "--of", str(count))
     shares = [(*options, "--index", str(index)) for index in range(count)]
     _children(context, job_file, "compile", shares)
     return {"built": len(missing), "reused": len(planned.artifacts) - len(missing)}

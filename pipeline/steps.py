@@ -142,12 +142,12 @@ def plan(context: Context, snapshot_uri: str, *, retry_of: str | None = None) ->
 
 
 def compile_artifacts(
-    context: Context, run_uri: str, index: int = 0, of: int = 1, *, ordered: bool = False
+    context: Context, run_uri: str, index: int = 0, of: int = 1, *, ordered: bool = False, verify: bool = False
 ) -> dict[str, Any]:
-    """Build what the run lacks of shapes index, index + of, ...: {built, reused}."""
+    """Build, or with `verify` only prove, what the run lacks of shapes index, index + of, ...: {built, reused}."""
     context, planned = _resume(context, run_uri)
     with _run_step(context, "compile", planned, index) as (_, fields):
-        result = compile_run(context, planned, index, of, ordered=ordered)
+        result = compile_run(context, planned, index, of, ordered=ordered, verify=verify)
         fields.update(result)
     return result
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 DOUBLE = Path(__file__).parent / "neuron_double"
 INF2 = "inf2.xlarge:1"
 """One device with two cores."""
@@ -47,6 +49,23 @@ def neuron_double(host: str | None = INF2, **settings: str | Path) -> Iterator[N
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(environment)
+
+
+@contextmanager
+def exports_in_process() -> Iterator[None]:
+    """The target's exports run here instead of in processes of their own, each of which imports torch for seconds.
+
+    For suites with dozens of exports; what the process adds is tested in test_neuron_compiler.py.
+    """
+    from compile.targets import neuron
+    from compile.targets.neuron_export import export
+
+    def run_here(module: str, request: dict[str, Any], out_dir: Path, title: str, timeout_s: float) -> None:
+        export(**request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neuron, "run_export", run_here)
+        yield
 
 
 def events(log: Path, event: str | None = None) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def test_no_passing_record_no_load(stored: tuple[ArtifactStore, Manifest], fault
     record = manifest.parity
     assert record is not None
     unfit, reason = {
-        "pending": (None, "not checked yet"),
+        "pending": (None, "parity is pending"),
         "failed": (replace(record, passed=False, reasons=("3 logits are NaN",)), "3 logits are NaN"),
         "other versions": (replace(record, versions={"torch": "1.0"}), "from other versions"),
     }[fault]

@@ -31,12 +31,16 @@ def make_model(
     if problem_type:
         options["problem_type"] = problem_type
     options |= {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    model = ARCHITECTURES[architecture](options)
+    model = {**ARCHITECTURES, **RARER}[architecture](options)
     with torch.no_grad():
         # The default spread of 0.02 gives nearly constant logits, which would hide padding and ordering bugs.
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.2)
+        for module in model.modules() if architecture in RARER else ():
+            # Zero in trained models; MobileBERT rests on it.
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx].zero_()
     model.eval().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     config_path = directory / "tokenizer_config.json"
@@ -131,6 +135,34 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "modernbert": _modernbert,
 }
 """Name -> model of a config that also takes the given options."""
+
+
+def _smallest(model_type: str, **sizes: Any) -> Callable[[dict[str, Any]], Any]:
+    def build(options: dict[str, Any]) -> Any:
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        config = AutoConfig.for_model(
+            model_type, **{**HIDDEN, "max_position_embeddings": MAX_LENGTH, **sizes, **options}
+        )
+        return AutoModelForSequenceClassification.from_config(config)
+
+    return build
+
+
+_XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 4}
+RARER: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "albert": _smallest("albert", embedding_size=16),
+    "camembert": _smallest("camembert", max_position_embeddings=MAX_LENGTH + 2, type_vocab_size=1),
+    "convbert": _smallest("convbert", embedding_size=16, conv_kernel_size=3),
+    "deberta": _smallest("deberta", relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False),
+    "esm": _smallest("esm", position_embedding_type="rotary", token_dropout=False, emb_layer_norm_before=False),
+    "flaubert": _smallest("flaubert", **_XLM),
+    "mobilebert": _smallest("mobilebert", embedding_size=32, intra_bottleneck_size=32, num_feedforward_networks=1),
+    "phi": _smallest("phi"),
+    "roformer": _smallest("roformer", embedding_size=32),
+    "xlm": _smallest("xlm", **_XLM),
+}
+"""Those that optimum-neuron exports beside ARCHITECTURES."""
 
 SPECIAL_BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SPECIAL_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

@@ -101,6 +101,17 @@ def without_device(target: object) -> str | None:
     return target.without_device() if isinstance(target, CompilesElsewhere) else None
 
 
+@runtime_checkable
+class AdoptsExports(Protocol):
+    """Of targets whose artifacts are a toolchain's own exports, which others can make as well."""
+
+    def exported_shape(self, directory: Path) -> Shape:
+        """The shape that an export was compiled for. Raises ArtifactError when it is none."""
+
+    def check_export(self, directory: Path, shape: Shape, precision: str) -> None:
+        """Raises ArtifactError that names each setting in which an export differs from what the target would make."""
+
+
 class Target(AnyTarget[Executable], Protocol):
     """A toolchain for encoders: one execution maps a padded batch to logits."""
 

@@ -24,6 +24,10 @@ from compile.targets.neuron_export import TASK
 from compile.targets.neuron_host import compiler_version, device_problem, missing_sdk, sdk_versions
 
 MAX_BATCH = 16
+UNFIT = dict.fromkeys(
+    ("xlm", "flaubert"), "its exported graph takes token_type_ids and embeds them as words, which no row here has"
+)
+"""Model types that optimum-neuron registers and that would compute something else."""
 NO_MEMORY = ("Allocation Failure", "Failed to alloc", "NRT_RESOURCE")
 NO_RUNTIME = ("could not be initialized", "NRT_INVALID", "NRT_UNINITIALIZED", "insufficent NCs")
 """What the Neuron runtime says when it loads a graph; `insufficent` is its spelling."""
@@ -91,11 +95,13 @@ class NeuronTarget:
 
     def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path:
         model_type = read_json(model_dir / "config.json").get("model_type")
-        known = registered_inputs()
+        if model_type in UNFIT:
+            raise CompileError(f"neuron: model type {model_type!r} is not supported: {UNFIT[model_type]}")
+        known = registered_types()
         if model_type not in known:
             raise CompileError(
                 f"neuron: optimum-neuron has no sequence classification for model type {model_type!r}; "
-                f"it has: {', '.join(sorted(known))}"
+                f"it has: {', '.join(known)}"
             )
         return model_dir
 
@@ -133,14 +139,17 @@ class NeuronTarget:
             raise _load_error(shape, error) from error
         return NeuronExecutable(shape, model)
 
+    def exported_shape(self, directory: Path) -> Shape:
+        """See compile.targets.AdoptsExports."""
+        found = _neuron_section(directory)
+        try:
+            return Shape(length=int(found["static_sequence_length"]), batch=int(found["static_batch_size"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"neuron: {directory} names no static shape in config.json ({error!r})") from None
+
     def check_export(self, directory: Path, shape: Shape, precision: str) -> None:
         """Raises ArtifactError when a directory is no export that these settings make, with this compiler."""
-        try:
-            found = read_json(directory / "config.json").get("neuron")
-        except ModelError as error:
-            raise ArtifactError(f"neuron: {shape}: {error}") from None
-        if not isinstance(found, dict) or len(list(directory.glob("*.neuron"))) != 1:
-            raise ArtifactError(f"neuron: {shape}: {directory} is no optimum-neuron export of one graph")
+        found = _neuron_section(directory, f"{shape}: ")
         wanted = {
             "compiler_version": compiler_version(),
             "static_batch_size": str(shape.batch),
@@ -159,28 +168,45 @@ class NeuronTarget:
             raise ArtifactError(f"neuron: the export was not compiled for {shape} as asked here: {', '.join(wrong)}")
 
 
-def registered_inputs() -> dict[str, tuple[str, ...]]:
-    """Model types that optimum-neuron exports as sequence classifiers, and the names of their graphs' inputs."""
+def _neuron_section(directory: Path, title: str = "") -> dict[str, Any]:
+    """What optimum-neuron wrote about an export. Raises ArtifactError when the directory is none of one graph."""
+    try:
+        found = read_json(directory / "config.json").get("neuron")
+    except ModelError as error:
+        raise ArtifactError(f"neuron: {title}{error}") from None
+    if not isinstance(found, dict) or len(list(directory.glob("*.neuron"))) != 1:
+        raise ArtifactError(f"neuron: {title}{directory} is no optimum-neuron export of one graph")
+    return found
+
+
+def registered_types() -> list[str]:
+    """Model types that optimum-neuron exports as sequence classifiers."""
     import optimum.exporters.neuron.model_configs  # noqa: F401 - registers them
     from optimum.exporters.tasks import TasksManager
 
-    names = TasksManager.get_supported_model_type_for_task(TASK, "neuron")
-    return dict.fromkeys(names, ())
+    return sorted(TasksManager.get_supported_model_type_for_task(TASK, "neuron"))
 
 
 def _load_error(shape: Shape, error: Exception) -> Exception:
-    text = " ".join(str(error).split())
+    text = told(error)
     if any(words in text for words in NO_MEMORY):
         return TargetUnavailable(
-            f"neuron: {shape} does not fit into the core's device memory: {text[-300:]}; see with neuron-top what else "
+            f"neuron: {shape} does not fit into the core's device memory: {text}; see with neuron-top what else "
             "holds it, or plan smaller batches"
         )
     if any(words in text for words in NO_RUNTIME):
         return TargetUnavailable(
-            f"neuron: {shape} cannot be loaded, for the Neuron runtime does not start: {text[-300:]}; see neuron-ls "
+            f"neuron: {shape} cannot be loaded, for the Neuron runtime does not start: {text}; see neuron-ls "
             "and dmesg, and whether another process holds the core"
         )
-    return ArtifactError(f"neuron: {shape}: {type(error).__name__}: {text[-500:]}")
+    return ArtifactError(f"neuron: {shape}: {type(error).__name__}: {text}")
+
+
+def told(error: Exception) -> str:
+    """What the runtime said, without the traces that TorchScript puts around it."""
+    text = " ".join(str(error).split())
+    _, _, inner = text.rpartition("RuntimeError: ")
+    return inner[:400]
 
 
 class NeuronExecutable:
@@ -200,4 +226,4 @@ class NeuronExecutable:
             with torch.inference_mode():
                 return np.array(self._model(**inputs).logits.float().numpy(), np.float32)
         except (RuntimeError, ValueError) as error:
-            raise DeviceError(f"neuron: {self.shape}: {' '.join(str(error).split())[-500:]}") from error
+            raise DeviceError(f"neuron: {self.shape}: {told(error)}") from error

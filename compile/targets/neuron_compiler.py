@@ -68,7 +68,8 @@ def _fail(log: Path, code: int | None, title: str, timeout_s: float) -> NoReturn
     else:
         ended = f"ended with signal {-code}" if code < 0 else f"failed (exit code {code})"
         what = f"was not compiled: the export {ended}; the cause is below or in the log"
-    tail = [line for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+    # Indented lines are the frames of tracebacks, which would push the compiler's own words out.
+    tail = [line for line in text.splitlines() if line[:1].strip()][-_TAIL_LINES:]
     raise CompileError("\n".join([f"{title} {what}", f"its log is {_kept(log)}; its end:", *(f"  {t}" for t in tail)]))
 
 

@@ -31,16 +31,21 @@ class _Graph(torch.nn.Module):
 
 
 def guarded(inner: Any, example: tuple[torch.Tensor, ...]) -> Any:
-    """A ScriptModule that runs `inner`, which returns a tensor or a tuple of tensors, on exactly such inputs."""
+    """A ScriptModule that runs `inner`, which returns a tensor, a tuple or a dict of them, on exactly such inputs."""
     with torch.no_grad():
         outputs = inner(*example)
-    single = isinstance(outputs, torch.Tensor)
     compiled = json.dumps([[list(each.shape), str(each.dtype)] for each in example])
     graph = torch.jit.script(_Graph(inner, compiled))
     names = ", ".join(f"x{index}" for index in range(len(example)))
     inputs = ", ".join(f"xs[{index}]" for index in range(len(example)))
-    ended = [f"torch.ops.neuron_double.end(out[{index}], x0)" for index in range(0 if single else len(outputs))]
-    result = "torch.ops.neuron_double.end(out, x0)" if single else f"({', '.join(ended)},)"
+    if isinstance(outputs, torch.Tensor):
+        result = "torch.ops.neuron_double.end(out, x0)"
+    elif isinstance(outputs, dict):
+        ended = [f"{name!r}: torch.ops.neuron_double.end(out[{name!r}], x0)" for name in outputs]
+        result = f"{{{', '.join(ended)}}}"
+    else:
+        ended = [f"torch.ops.neuron_double.end(out[{index}], x0)" for index in range(len(outputs))]
+        result = f"({', '.join(ended)},)"
     graph.define(
         f"def forward(self, {names}):\n"
         f"    xs = torch.ops.neuron_double.begin([{names}], self.compiled)\n"
