@@ -29,9 +29,11 @@ lint: env ## ruff (rules and format) and mypy --strict
 	$(VENV)/bin/mypy --strict dags/*.py
 
 test: env ## the test suite, in as many processes as there are cores, each with servers of its own
+	@VENV=$(VENV) scripts/make_env.sh sagemaker >/dev/null
 	$(RUN) -m pytest -m "not slow" -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-slow: env ## the tests that take minutes each
+	@VENV=$(VENV) scripts/make_env.sh sagemaker >/dev/null
 	$(RUN) -m pytest -m slow $(PYTEST_ARGS)
 
 chaos: env ## kill -9 at random moments: KILLS=200 SEED=1 (about 15 minutes on an idle machine), then the slow fault tests

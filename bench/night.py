@@ -34,13 +34,14 @@ def main() -> None:
     print(json.dumps({name: report[name] for name in shown} | {"model_mb": report["model_mb"]}, indent=1))  # noqa: T201
 
 
-def run_night(folder: Path, rows: int, tiny: bool) -> dict[str, object]:
+def run_night(folder: Path, rows: int, tiny: bool, target: str = "openvino") -> dict[str, object]:
     """The report of a `lengthwise run` over `rows` reviews, with the size of the model's weights added."""
     model = _tiny_model(folder / "model") if tiny else build_sentiment_model(folder / "model")
     # Whole reviews where memory is the question, a quarter of them where time is.
     write_large_night(put_local, str(folder / "in"), DS, rows, imdb_share=1.0 if tiny else 0.25)
     job = {
         "name": "night",
+        "target": target,
         "model": {"uri": str(model)},
         "input": {"uri": "in/ds={ds}/", "text": "text", "id": "review_id", "keep": {"source": "string"}},
         "max_length": 128 if tiny else 512,

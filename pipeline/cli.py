@@ -10,15 +10,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pipeline import cli_artifacts, cli_bench, cli_steps, cli_tables
+from pipeline import cli_artifacts, cli_bench, cli_serving, cli_steps, cli_tables
 from pipeline.processes import PARENT_VARIABLE, die_with_parent
 from pipeline.stopping import end_on_signals
 from pipeline.terminal import Ds, Fresh, JobFile, Json, chosen_bar, make_context, say, show
 
 EXIT_CODES = """
 Exit codes: 0 done; 1 unexpected error; 2 the job file or an argument is wrong; 3 the data broke the reject budget;
-4 an artifact is missing or unfit; 5 the object store or the local disk; 6 a worker died or the device failed; 7 rows in
-and out do not add up; 130 interrupted, 143 terminated (run again to continue).
+4 an artifact is missing or unfit; 5 the object store, SageMaker or the local disk; 6 a worker died, or the device, an
+endpoint or a transform job failed; 7 rows in and out do not add up; 130 interrupted, 143 terminated (run again to
+continue).
 """
 
 _STOPPED = {130: "interrupted", 143: "terminated"}
@@ -40,6 +41,7 @@ app.add_typer(cli_artifacts.app, name="artifacts")
 app.add_typer(cli_steps.app, name="step")
 cli_tables.add_to(app)
 cli_bench.add_to(app)
+cli_serving.add_to(app)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from pipeline.terminal import Ds, JobFile, Json, make_context, show
 app = typer.Typer(help="The compiled models of a job's artifact store.", no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="artifact key, or its first characters")]
-_ANY_DATE = "2000-01-01"
+ANY_DATE = "2000-01-01"
 """Artifacts belong to no night."""
 
 
@@ -30,7 +30,7 @@ def list_(job: JobFile, as_json: Json = False) -> None:
 def show_(job: JobFile, key: Key) -> None:
     """One artifact's manifest, with its parity record, as JSON."""
     store = _store(job)
-    manifest = store.manifest(_whole_key(store, key))
+    manifest = store.manifest(whole_key(store, key))
     assert manifest is not None
     show(manifest.to_json(), as_json=True, view=str)
 
@@ -41,7 +41,7 @@ def verify(job: JobFile, key: Annotated[str | None, typer.Argument(metavar="[KEY
     from compile.errors import ArtifactError
 
     store = _store(job)
-    keys = [_whole_key(store, key)] if key else store.artifact_keys()
+    keys = [whole_key(store, key)] if key else store.artifact_keys()
     wrong = [f"{each}: {reason}" for each in keys for reason in store.verify(each)]
     if wrong:
         raise ArtifactError("\n".join(wrong))
@@ -58,7 +58,7 @@ def export_(job: JobFile, key: Key, folder: Annotated[Path, typer.Argument(metav
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise JobError(f"{folder} is there and not an empty folder; name another")
     store = _store(job)
-    manifest = store.manifest(_whole_key(store, key))
+    manifest = store.manifest(whole_key(store, key))
     assert manifest is not None
     with store.directory(manifest) as files:
         shutil.copytree(files, folder, dirs_exist_ok=True)
@@ -94,7 +94,7 @@ def gc_(
     from pipeline.building import frozen_artifacts
     from pipeline.errors import JobError
 
-    contexts = [make_context(job, _ANY_DATE) for job in jobs]
+    contexts = [make_context(job, ANY_DATE) for job in jobs]
     if len({context.artifacts_uri for context in contexts}) > 1:
         raise JobError("these jobs use different artifact stores; collect one store at a time")
     keep = {key for context in contexts for key in frozen_artifacts(context)}
@@ -111,10 +111,11 @@ def gc_(
 def _store(job: Path) -> Any:
     from pipeline.toolchain import artifact_store
 
-    return artifact_store(make_context(job, _ANY_DATE))
+    return artifact_store(make_context(job, ANY_DATE))
 
 
-def _whole_key(store: Any, start: str) -> str:
+def whole_key(store: Any, start: str) -> str:
+    """The one key that begins so. Raises JobError."""
     from pipeline.errors import JobError
 
     found = [key for key in store.artifact_keys() if key.startswith(start)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cores import ONE_THREAD, available_cores, leased_core
+from pipeline.cores import ONE_THREAD, pool_of
 from pipeline.terminal import Json, say, show
 
 EPILOG = """
@@ -33,8 +33,10 @@ def bench(
 ) -> None:
     """Measure encoding time, latency and throughput of generation; needs no job, stores nothing."""
     os.environ.update(ONE_THREAD)  # before any runtime is imported
+    from compile.targets.decoders import load_decoder_target
     from pipeline.context import default_cache_dir
     from pipeline.errors import JobError
+    from pipeline.leases import leased
     from pipeline.models import fetch_model
     from pipeline.objects import Objects
     from pipeline.speed import FIGURES, Question, check, chosen_precision, measure_speeds
@@ -47,7 +49,8 @@ def bench(
     folder = fetch_model(model, None, Objects(), default_cache_dir())
     check(folder, question)
     chosen = chosen_precision(question)
-    with leased_core(available_cores(), say):
+    on_cpu = load_decoder_target(target, new_tokens=1).on_cpu
+    with leased(pool_of(on_cpu=on_cpu), "bench", say):
         speeds = list(measure_speeds(folder, question, lambda line: say(f"bench: {line}")))
     title = f"{Path(model).name} on {target}, {chosen}"
     if table:

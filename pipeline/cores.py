@@ -44,9 +44,14 @@ def available_cores() -> list[int]:
 
 def core_pool(job: Job) -> CorePool:
     """What the job's workers run on here. Raises JobError when this host lacks the NeuronCores, WorkerError."""
-    if not on_neuron(job):
+    return pool_of(on_cpu=not on_neuron(job), wanted=_wanted(job))
+
+
+def pool_of(*, on_cpu: bool, wanted: int = 1) -> CorePool:
+    """Single CPU cores, or groups of `wanted` NeuronCores. Raises as `core_pool`."""
+    if on_cpu:
         return CorePool("cpu", tuple((core,) for core in available_cores()))
-    return _neuron_pool_of(job, list_devices())
+    return _neuron_pool_of(list_devices(), wanted)
 
 
 def on_neuron(job: Job) -> bool:
@@ -67,12 +72,15 @@ def copies_here(job: Job) -> int | None:
         devices = list_devices()
     except JobError:
         return None
-    return len(_neuron_pool_of(job, devices).groups)
+    return len(_neuron_pool_of(devices, _wanted(job)).groups)
 
 
-def _neuron_pool_of(job: Job, devices: Sequence[NeuronDevice]) -> CorePool:
-    usable = usable_cores([core for device in devices for core in device.cores])
-    return neuron_pool(usable, job.neuron.cores_per_copy if job.neuron else 1)
+def _wanted(job: Job) -> int:
+    return job.neuron.cores_per_copy if job.neuron else 1
+
+
+def _neuron_pool_of(devices: Sequence[NeuronDevice], wanted: int) -> CorePool:
+    return neuron_pool(usable_cores([core for device in devices for core in device.cores]), wanted)
 
 
 def neuron_pool(usable: Sequence[int], wanted: int) -> CorePool:

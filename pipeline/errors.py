@@ -31,6 +31,18 @@ class WorkerError(LengthwiseError):
     exit_code = 6
 
 
+class ServiceError(LengthwiseError):
+    """SageMaker was unreachable, busy, or slower than we wait; run again, it goes on from there."""
+
+    exit_code = 5
+
+
+class ServingError(LengthwiseError):
+    """An endpoint or a transform job failed; the message has SageMaker's reason and where its log is."""
+
+    exit_code = 6
+
+
 class ConservationError(LengthwiseError):
     """Rows in differ from predicted plus rejected: a defect of Lengthwise, never published."""
 

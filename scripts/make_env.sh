@@ -1,5 +1,9 @@
 #!/usr/bin/env bash
 # Makes or updates the environment from the locks: `make env` runs this when a lock changed.
+#   make_env.sh             the environment
+#   make_env.sh lock        resolves requirements*.in into the locks
+#   make_env.sh sagemaker   SageMaker's inference toolkit and model server, on top of the environment but outside of it,
+#                           in LENGTHWISE_CACHE; prints the folder
 #   PYTHON                  the Python 3.11 to use, where it is not found by itself
 #   VENV                    where the environment goes (default .venv)
 #   LENGTHWISE_TORCH_INDEX  a package index with the build of torch to install; by default pip's own settings decide
@@ -86,9 +90,48 @@ lock() { # resolve anew, keeping the pins that still fit
         return 1
     fi
     mv "$new" requirements.lock
-    "$venv/bin/uv" pip compile "${options[@]}" --no-deps requirements-data.in -o requirements-data.lock >/dev/null
-    say "locked $(cat requirements.lock requirements-data.lock | grep -c '==') packages"
+    local name
+    for name in data sagemaker; do
+        "$venv/bin/uv" pip compile "${options[@]}" --no-deps "requirements-$name.in" -o "requirements-$name.lock" >/dev/null
+    done
+    say "locked $(cat requirements*.lock | grep -c '==') packages"
 }
+
+serving_env() { # the folder of the serving environment of this environment and its lock
+    local base key
+    base=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    key=$(cat requirements-sagemaker.lock - <<<"$base" | sha256sum | cut -c1-12)
+    printf '%s\n' "${LENGTHWISE_CACHE:-$HOME/.cache/lengthwise}/sagemaker-$key"
+}
+
+make_serving_env() { # its packages need others than ours (and audio libraries): the lock has what serving texts takes
+    local at=$1 new=$1.new base
+    base=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    rm -rf "$new"
+    "$venv/bin/python" -m venv --without-pip "$new"
+    # A path alone: what is linked into the environment, such as Lengthwise itself, is not there.
+    printf '%s\n' "$base" >"$new/lib/python3.11/site-packages/environment.pth"
+    if ! "$venv/bin/uv" pip install --python "$new/bin/python" --quiet --no-deps --require-hashes \
+        -r requirements-sagemaker.lock; then
+        say "uv could not install the lock with pip's settings; pip itself tries" >&2
+        "$venv/bin/python" -m pip --python "$new/bin/python" install --quiet --no-deps --require-hashes \
+            -r requirements-sagemaker.lock
+    fi
+    mv "$new" "$at"
+}
+
+if [[ ${1:-} == sagemaker ]]; then
+    at=$(serving_env)
+    mkdir -p "$(dirname "$at")"
+    exec 9>"$at.lock"
+    flock 9
+    if [[ ! -d $at ]]; then
+        uv_like_pip
+        make_serving_env "$at" >&2
+    fi
+    printf '%s\n' "$at"
+    exit
+fi
 
 started=$SECONDS
 if ! usable "$venv/bin/python"; then

@@ -147,3 +147,56 @@ def test_the_image_copies_every_package_that_is_installed() -> None:
     assert copied == {"compile", "pipeline", "dags", "jobs"}
     mounted = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())["x-lengthwise"]["volumes"]
     assert {volume.split(":")[0] for volume in mounted} == {"./dags", "./jobs", "logs"}
+
+
+def stages() -> dict[str, list[str]]:
+    """Stage -> its instructions, continued lines joined, comments left out; the first one is `FROM base`."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = [line for line in re.sub(r" *\\\n *", " ", text).splitlines() if line]
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        start = re.fullmatch(r"FROM (\S+) AS (\S+)", line)
+        if start:
+            found[start[2]] = []
+        found[list(found)[-1]].append(line)
+    return found
+
+
+def needed(name: str) -> set[str]:
+    """The stages that one is built from."""
+    bases = re.findall(r"^(?:FROM |COPY --from=)(\S+)", "\n".join(stages()[name]), re.MULTILINE)
+    below = {base for base in bases if base in stages()}
+    return {name}.union(*map(needed, below))
+
+
+def test_the_default_image_needs_nothing_of_neuron_and_the_neuron_image_says_what_it_needs() -> None:
+    names = list(stages())
+    assert names[-1] == "cpu"  # what is built when no target is named
+    assert needed("cpu") == {"cpu", "host", "build"}
+    assert needed("neuron") == {"neuron", "host", "build-neuron"}
+    neuron = stages()["build-neuron"]
+    assert [line for line in neuron if line.startswith("ARG ")] == [
+        "ARG NEURON_REPOSITORY",
+        "ARG NEURON_APT_REPOSITORY",
+    ]
+    (check,) = [line.removeprefix("RUN ") for line in neuron if line.startswith("RUN test")]
+    both = {"NEURON_REPOSITORY": "a", "NEURON_APT_REPOSITORY": "b"}
+    for given in ({}, {"NEURON_REPOSITORY": "a"}, both):
+        done = subprocess.run(["sh", "-c", check], env=given, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (given == both)
+        assert ("docs/inf2.md" in done.stderr) == (given != both)
+
+
+def test_every_file_that_the_image_copies_is_there() -> None:
+    for lines in stages().values():
+        for line in lines:
+            if line.startswith("COPY ") and "--from" not in line:
+                for source in line.split()[1:-1]:
+                    assert (ROOT / source).exists(), line
+
+
+def test_the_neuron_worker_builds_the_neuron_image(services: dict[str, Any]) -> None:
+    worker = services["worker-neuron"]
+    assert (worker["image"], worker["build"]["target"]) == ("lengthwise:neuron", "neuron")
+    assert set(worker["build"]["args"]) == {"NEURON_REPOSITORY", "NEURON_APT_REPOSITORY"}
+    assert "target" not in services["worker-cpu"]["build"]

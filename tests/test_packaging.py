@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("requirements.lock", "requirements-data.lock")
+LOCKS = ("requirements.lock", "requirements-data.lock", "requirements-sagemaker.lock")
 
 
 def requirements(name: str) -> dict[str, str]:
@@ -81,9 +81,19 @@ def test_every_requirement_is_locked_once() -> None:
     assert not set(runtime) & set(development)
     locked = set(re.findall(r"^([a-z0-9._-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
     assert (set(runtime) | set(development)) - locked == {"torch"}
-    data = set(re.findall(r"^([a-z0-9._-]+)==", (ROOT / "requirements-data.lock").read_text(), re.MULTILINE))
-    assert data == set(requirements("requirements-data.in"))
+    for name in ("data", "sagemaker"):
+        text = (ROOT / f"requirements-{name}.lock").read_text()
+        assert set(re.findall(r"^([a-z0-9._-]+)==", text, re.MULTILINE)) == set(requirements(f"requirements-{name}.in"))
     assert re.fullmatch(r"torch==[0-9.]+", runtime["torch"])
+
+
+def test_a_neuron_host_gets_all_that_runs_but_the_cpu_toolchains() -> None:
+    """Two lists of one thing: what differs is what Neuron pins, and what only CPU targets and the demo load."""
+    runtime, neuron = requirements("requirements.in"), requirements("requirements-neuron.in")
+    assert set(runtime) - set(neuron) == {"openvino", "openvino-genai", "nncf", "onnxruntime", "onnx", "gguf"}
+    assert set(neuron) - set(runtime) == {"torch-neuronx", "neuronx-cc", "libneuronxla", "neuronx_distributed"}
+    changed = {name for name in set(runtime) & set(neuron) if runtime[name] != neuron[name]}
+    assert changed == {"optimum-neuron", "torch", "numpy", "pandas", "pyarrow"}
 
 
 @pytest.mark.parametrize("name", LOCKS)
