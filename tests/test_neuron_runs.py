@@ -62,7 +62,17 @@ def test_a_run_has_a_worker_per_core_and_the_report_shows_the_device(
     tmp_path: Path, tiny_model: Path, host: dict[str, str]
 ) -> None:
     home = home_of(tmp_path, tiny_model, rows(100), shapes=SHAPES)
-    report = finished(home.command("run", str(home.file), "--ds", DS, "--json", **host))
+    assert home.command("compile", str(home.file), "--ds", DS, **host).returncode == 0
+    gate, seen_by = tmp_path / "gate", tmp_path / "monitors"
+    seen_by.mkdir()  # nothing is executed before both workers' monitors have reported
+    monitor = f"""import os
+print({LINE!r}, flush=True)
+open(f"{seen_by}/{{os.getpid()}}", "w").close()
+if len(os.listdir({str(seen_by)!r})) == 2: open({str(gate)!r}, "w").close()
+{FOREVER}"""
+    neuron_path(tmp_path / "bin", devices(1), monitor)
+    waits = {"FAULTY": json.dumps({"how": "raise", "times": 0, "log": str(tmp_path / "log"), "wait_for": str(gate)})}
+    report = finished(home.command("run", str(home.file), "--ds", DS, "--json", **host, **waits))
     assert (report["predicted"], report["compilations_in_infer"]) == (100, 0)
     done = loads(tmp_path)
     assert {load["step"] for load in done} == {"compile", "infer"}, "what compiles proves it on a core of its own"
