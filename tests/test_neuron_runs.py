@@ -93,6 +93,7 @@ if len(os.listdir({str(seen_by)!r})) == 2: open({str(gate)!r}, "w").close()
     assert "(device 20.0% busy, 391.2 MB, no errors)" in " ".join(shown.split())
 
 
+@pytest.mark.slow  # a dozen processes; the next test has the essence
 def test_rows_that_kill_are_found_by_pieces_on_the_core_of_their_worker(
     tmp_path: Path, tiny_model: Path, host: dict[str, str]
 ) -> None:
