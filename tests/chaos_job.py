@@ -6,14 +6,17 @@ import io
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from neuron_tools import double_environment, exports_in_process, neuron_double
 
 from jobs import DS, JobHome, jsonl, make_home, rows
+from pipeline import steps
 from pipeline.objects import Objects
 from pipeline.objects.local import TEMPORARY_PREFIX
 
@@ -50,6 +53,16 @@ GENERATE: dict[str, Any] = {
 """Fields of the same job as one of task generate, on static slots, whose bytes are promised. Greedy: workers that draw
 nothing load no PyTorch, and start as fast as those of classify."""
 
+NEURON: dict[str, Any] = {
+    "target": "neuron",
+    "shapes": [f"4x{length}" for length in (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128)],
+    "workers": "auto",
+}
+"""Fields of the same job as one for NeuronCores, simulated by the double of the SDK: a worker per core, and a shard for
+each of them."""
+HOSTS = {2: "inf2.xlarge:1", 8: "inf2.24xlarge:4"}
+"""Cores -> a host with them; AWS's inf2.24xlarge has two devices more."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -57,6 +70,7 @@ class Target:
 
     home: JobHome
     out: str
+    workers: int = WORKERS
 
     def names(self) -> list[str]:
         """Every object under the output, relative, without temporary files. Fast: it is polled."""
@@ -106,3 +120,30 @@ def make_target(folder: Path, model: Path, root: str, out: str, **fields: Any) -
     # One cache for all, as on a host: what a killed process left there must not harm the next one.
     environment = {**home.environment, "LENGTHWISE_CACHE": str(folder / "cache")}
     return Target(JobHome(home.folder, home.file, environment), f"{root}/{out}")
+
+
+def on_neuron_cores(target: Target, cores: int) -> Target:
+    """The same output of a job for NeuronCores, on a host of so many that keeps a used core until its process ends."""
+    folder = target.home.folder / "neuron-cores"
+    folder.mkdir(parents=True, exist_ok=True)
+    double = double_environment(HOSTS[cores], cores=folder, log=target.home.folder / "double.jsonl")
+    home = replace(target.home, environment={**target.home.environment, **double})
+    return replace(target, home=home, workers=cores)
+
+
+def run_in_process(target: Target) -> None:
+    """A whole undisturbed run of a job for NeuronCores, its artifacts included, in this process and on one core.
+
+    Whoever runs a job for Neuron imports PyTorch and optimum-neuron for seconds; so that happens once.
+    """
+    with neuron_double(), exports_in_process(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LENGTHWISE_LOCK_DIR", target.home.environment["LENGTHWISE_LOCK_DIR"])
+        context = target.home.context()
+        snapshot = steps.snapshot(context)["snapshot"]
+        steps.tokenize(context, snapshot)
+        run = steps.plan(context, snapshot)["run"]
+        steps.compile_artifacts(context, run)
+        assert steps.infer(context, run)["compilations"] == 0
+        steps.publish(context, run)
+        steps.commit(context, run)
+        steps.report(context, run)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos_job import FEW_SHAPES, GENERATE, WORKERS, Target, make_target, put_night
+from chaos_job import FEW_SHAPES, GENERATE, NEURON, Target, make_target, on_neuron_cores, put_night, run_in_process
 from chaos_kills import Kill, Trial, attack, finish
 from tiny_decoders import make_decoder
 from tiny_models import make_model
@@ -27,10 +27,15 @@ from jobs import DS, share_shape_plan
 from pipeline.objects import Objects
 
 KILLS_PER_TRIAL = 8
-KINDS = {"local": 8, "s3": 7, "generate": 3, "compile": 1, "plan": 1}
-"""Kind of trial -> how many of twenty. The last two start without artifacts, so that those children are hit too."""
-WARM_S, COLD_S = 4.0, 15.0
-"""What a run takes with and without artifacts on an idle machine: moments of time alone are drawn up to that."""
+KINDS = {"local": 8, "s3": 7, "generate": 3, "compile": 1, "plan": 1, "neuron": 1, "neuron-8": 1}
+"""Kind of trial -> how many of twenty-two, after one of each. `compile` and `plan` start without artifacts, so that
+those children are hit too. `neuron` has 2 simulated NeuronCores, `neuron-8` has 8."""
+NEURON_CORES = {"neuron": 2, "neuron-8": 8}
+NEURON_KILLS = 4
+"""Of one trial, where each kill costs workers that import PyTorch and optimum-neuron."""
+FULL_S = {"compile": 15.0, "plan": 15.0, "neuron": 15.0, "neuron-8": 40.0}
+WARM_S = 4.0
+"""What a run takes on an idle machine: moments of time alone are drawn up to that."""
 COLD_MOMENTS = {"time": 3, "artifacts": 2, "shards": 1, "summaries": 1}
 
 
@@ -47,15 +52,20 @@ class Campaign:
     """Kind of trial -> the tables of an undisturbed run."""
     kills: list[tuple[str, Kill]] = field(default_factory=list)
     """With the kind of trial."""
+    repeats_allowed: int = 0
+    """Shards that may have been in work when their worker was killed."""
 
     def target(self, kind: str, out: str) -> Target:
         root = self.roots["s3" if kind == "s3" else "local"]
         own = {"artifacts": f"{self.folder}/homes/{out}/artifacts"}
         fields = {"compile": {"shapes": FEW_SHAPES}, "plan": {"shapes": "auto", "max_graphs": 3}, "generate": GENERATE}
+        fields |= dict.fromkeys(NEURON_CORES, NEURON)
         cold = own if kind in ("compile", "plan") and "reference" not in out else {}
         target = make_target(
             self.folder, self.decoder if kind == "generate" else self.model, root, out, **fields.get(kind, {}), **cold
         )
+        if kind in NEURON_CORES:
+            target = on_neuron_cores(target, NEURON_CORES[kind])
         if kind in self.references:
             share_shape_plan(Objects(), f"{root}/reference-{kind}", target.out)
         return target
@@ -66,15 +76,18 @@ class Campaign:
             put_night(Objects().put, root)
         for kind in kinds:
             target = self.target(kind, f"reference-{kind}")
-            if kind != "plan":  # which plan is made depends on what is measured; see `trial`
+            if kind in NEURON_CORES:
+                run_in_process(target)
+            elif kind != "plan":  # which plan is made depends on what is measured; see `trial`
                 target.home.run()
+            if kind != "plan":
                 self.references[kind] = target.tables()
 
     def trial(self, kind: str, seed: str, kills: int) -> Trial:
         """One trial of its own output; raises AssertionError where a promise is broken."""
         trial = Trial(self.target(kind, f"{kind}-{seed}"))
-        cold = kind in ("compile", "plan")
-        attack(trial, random.Random(seed), kills, COLD_S if cold else WARM_S, COLD_MOMENTS if cold else None)
+        moments = COLD_MOMENTS if kind in ("compile", "plan") else None
+        attack(trial, random.Random(seed), kills, FULL_S.get(kind, WARM_S), moments)
         if kind == "plan":
             home = trial.target.home
             done = home.command("run", str(home.file), "--ds", DS)
@@ -85,6 +98,7 @@ class Campaign:
         else:
             finish(trial, self.references[kind])
         self.kills += [(kind, kill) for kill in trial.kills]
+        self.repeats_allowed += trial.repeats_allowed
         return trial
 
     def summary(self) -> str:
@@ -101,7 +115,7 @@ class Campaign:
         return "\n".join(
             [
                 f"{len(kills)} kills, {sum(kill.before_commit for kill in kills)} of them between a result and the "
-                f"commit; {lost} shards were in work when killed (allowed: {WORKERS * len(kills)})",
+                f"commit; {lost} shards were in work when killed (allowed: {self.repeats_allowed})",
                 *lines,
             ]
         )
@@ -125,9 +139,11 @@ def run(found: Campaign, seed: int, kills: int, say: Callable[[str], None]) -> N
     found.prepare([*KINDS])
     number = 0
     while len(found.kills) < kills:
-        kind = random.Random(f"{seed}-{number}-kind").choices([*KINDS], [*KINDS.values()])[0]
+        drawn = random.Random(f"{seed}-{number}-kind").choices([*KINDS], [*KINDS.values()])[0]
+        kind = [*KINDS][number] if number < len(KINDS) else drawn
+        most = NEURON_KILLS if kind in NEURON_CORES else KILLS_PER_TRIAL
         started = time.monotonic()
-        trial = found.trial(kind, f"{seed}-{number}", min(KILLS_PER_TRIAL, kills - len(found.kills)))
+        trial = found.trial(kind, f"{seed}-{number}", min(most, kills - len(found.kills)))
         hits = ", ".join(f"{kill.victim} at {kill.moment.what}+{len(kill.shards)}" for kill in trial.kills)
         say(f"{len(found.kills)}/{kills} {trial.target.out} ({time.monotonic() - started:.0f} s): {hits or 'none'}")
         number += 1

@@ -35,6 +35,30 @@ def double_environment(host: str | None = INF2, **settings: str | Path) -> dict[
     }
 
 
+def at_start_of_python(folder: Path, *code: str) -> dict[str, str]:
+    """Variables for a process that, and whose children, run these lines when Python starts, before any of their own."""
+    folder.mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text("\n".join([*code, ""]))
+    given = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *([given] if given else [])])}
+
+
+def double_for_job(folder: Path, job_file: Path) -> dict[str, str]:
+    """Variables for a server that starts the steps of many jobs: those of this job alone have the double, on INF2.
+
+    The double writes its log to `folder`/log and keeps the cores in `folder`/cores.
+    """
+    (folder / "cores").mkdir(parents=True)
+    variables = double_environment(log=folder / "log", cores=folder / "cores")
+    return at_start_of_python(
+        folder / "start",
+        "import os, sys",
+        f"if {str(job_file)!r} in sys.orig_argv:",
+        f"    os.environ.update({variables!r})",
+        f"    sys.path.insert(0, {str(DOUBLE)!r})",
+    )
+
+
 @contextmanager
 def neuron_double(host: str | None = INF2, **settings: str | Path) -> Iterator[None]:
     """The double in this process and its children; afterwards modules, path and environment are what they were."""

@@ -16,17 +16,20 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from neuron_tools import double_environment, double_for_job, events
 
 from demo.airflow_client import AirflowClient, ApiError
 from demo.progress import Progress, RunFailedError
 from demo.servers.airflow import AirflowEndpoint, local_airflow
 from demo.servers.postgres import local_postgres
 from demo.servers.seaweed import S3Endpoint
-from jobs import make_home, published, put_rows, rows
+from jobs import make_home, published, put_rows, rows, share_shape_plan
+from pipeline.events import read_events
 from pipeline.objects import Objects
 
 ROOT = Path(__file__).parents[1]
 DAG = "tiny"
+NEURON_DAG = "tiny_neuron"
 NIGHTS = ["2026-11-10", "2026-11-11", "2026-11-12"]
 BY_HAND = "2026-11-20"
 NO_DATA = "2026-11-21"
@@ -44,6 +47,8 @@ class Live:
     client: AirflowClient
     root: str
     jobs: Path
+    double: Path
+    """What the double of the Neuron SDK writes in the steps of NEURON_DAG, which alone have it."""
 
     def tables(self) -> dict[str, bytes]:
         return published(Objects(), self.root)
@@ -57,15 +62,15 @@ class Live:
                 found[ds] = found.get(ds, 0) + pq.read_metadata(io.BytesIO(data)).num_rows
         return found
 
-    def follow(self, *run_ids: str, done: Callable[[], bool] = lambda: True) -> list[str]:
+    def follow(self, *run_ids: str, done: Callable[[], bool] = lambda: True, dag: str = DAG) -> list[str]:
         """Wait for runs to end well; what happened, line by line. Raises RunFailedError with a failed task's log."""
         said: list[str] = []
-        Progress(self.client, DAG, said.append).follow(lambda run: run["dag_run_id"] in run_ids, done, 600)
+        Progress(self.client, dag, said.append).follow(lambda run: run["dag_run_id"] in run_ids, done, 600)
         return said
 
-    def tasks(self, run_id: str) -> dict[str, list[dict[str, Any]]]:
+    def tasks(self, run_id: str, dag: str = DAG) -> dict[str, list[dict[str, Any]]]:
         parts: dict[str, list[dict[str, Any]]] = {}
-        for task in self.client.task_instances(DAG, run_id):
+        for task in self.client.task_instances(dag, run_id):
             parts.setdefault(task["task_id"], []).append(task)
         return parts
 
@@ -91,6 +96,7 @@ def live(s3_server: S3Endpoint, tiny_model: Path, tmp_path_factory: pytest.TempP
         "LENGTHWISE_JOBS": str(home.file.parent),
         "LENGTHWISE_CACHE": str(folder / "cache"),
         "LENGTHWISE_LOCK_DIR": str(folder / "locks"),
+        **double_for_job(folder / "double", home.file.parent / f"{NEURON_DAG}.yaml"),
     }
     with pytest.MonkeyPatch.context() as patch, local_postgres(folder / "pg") as postgres:
         for name, value in s3.environment().items():
@@ -101,7 +107,7 @@ def live(s3_server: S3Endpoint, tiny_model: Path, tmp_path_factory: pytest.TempP
             put_rows(Objects().put, root, rows(count, seed=count), ds)
         options: dict[str, Any] = {"environment": environment, "pools": {"cores": 2}}
         with local_airflow(folder / "airflow", postgres.url, ROOT / "dags", **options) as airflow:
-            found = Live(airflow, airflow.client(), root, home.file.parent)
+            found = Live(airflow, airflow.client(), root, home.file.parent, folder / "double")
             wait_until(lambda: found.client.has_dag(DAG))
             found.client.pause(DAG, paused=False)
             yield found
@@ -251,3 +257,44 @@ def test_a_bad_job_file_shows_as_an_error_and_costs_the_other_job_nothing(live: 
     finally:
         bad.unlink()
     wait_until(lambda: live.client.import_errors() == [])
+
+
+def test_a_neuron_job_through_the_dag_has_the_bytes_of_a_run_by_hand(
+    live: Live, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Over the double of the SDK, on two simulated NeuronCores; by hand it is one worker, which finds the artifacts."""
+    root, shapes = f"{live.root}-neuron", ["8x16", "8x96"]
+    fields = {"name": NEURON_DAG, "target": "neuron", "shapes": shapes, "artifacts": str(tmp_path / "artifacts")}
+    home = make_home(tmp_path, tiny_model, root, **fields, max_length=96)
+    put_rows(Objects().put, root, rows(24), BY_HAND)
+    (live.jobs / f"{NEURON_DAG}.yaml").write_text(home.file.read_text())
+    wait_until(lambda: live.client.has_dag(NEURON_DAG))
+    live.client.pause(NEURON_DAG, paused=False)
+    run_id = live.client.trigger(NEURON_DAG, {"partition_date": BY_HAND})
+    live.follow(run_id, dag=NEURON_DAG)
+
+    tasks = live.tasks(run_id, NEURON_DAG)
+    assert sorted(tasks) == sorted(STEPS)
+    assert {task["state"] for parts in tasks.values() for task in parts} == {"success"}
+    assert {name: len(parts) for name, parts in tasks.items() if len(parts) > 1} == {"compile": 2, "infer": 2}
+    inferred = [live.client.xcom(NEURON_DAG, run_id, "infer", index) for index in (0, 1)]
+    assert [part["compilations"] for part in inferred] == [0, 0]
+    assert sum(part["rows"] for part in inferred) == 24
+    assert live.client.xcom(NEURON_DAG, run_id, "report")["compilations_in_infer"] == 0
+    (run,) = {uri.split("/events/")[0] for uri in Objects().list(f"{root}/out/_lengthwise/runs/ds={BY_HAND}/")
+              if "/events/" in uri}  # fmt: skip
+    seen = {tuple(event["cores"]) for event in read_events(Objects(), f"{run}/events/") if event["event"] == "infer"}
+    assert seen == {(0,), (1,)}
+    assert sorted(event["shape"] for event in events(live.double / "log", "compile")) == shapes
+
+    share_shape_plan(Objects(), f"{root}/out", f"{root}/hand/out")
+    hand = home.variant(workers=1, output={"uri": f"{root}/hand/out"})
+    double = double_environment(log=tmp_path / "log")
+    done = hand.command("run", str(hand.file), "--ds", BY_HAND, "--no-compile", timeout_s=600, **double)
+    assert done.returncode == 0, done.stderr
+    assert events(tmp_path / "log", "compile") == []
+    results = [
+        {uri.removeprefix(of): data for uri, data in published(Objects(), of).items()} for of in (root, f"{root}/hand")
+    ]
+    assert len(results[0]) == 2
+    assert results[0] == results[1]
