@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pipeline.core_sharing import Group
 from pipeline.errors import JobError
-from pipeline.neuron_host import VISIBLE, NeuronDevice, list_devices, usable_cores
+from pipeline.neuron_devices import VISIBLE, NeuronDevice, list_devices, usable_cores
 
 if TYPE_CHECKING:
     from pipeline.job import Job

@@ -17,7 +17,7 @@ from pipeline.cores import KINDS, Kind, available_cores
 from pipeline.errors import JobError, WorkerError
 from pipeline.leases import leases
 from pipeline.locks import lock_dir
-from pipeline.neuron_host import NeuronDevice, list_devices, neuron_tool, usable_cores
+from pipeline.neuron_devices import NeuronDevice, list_devices, neuron_tool, usable_cores
 from pipeline.version_matrix import matrix
 
 

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from pipeline.core_sharing import Allocation, Group, Holding, Waiting, allocate
 from pipeline.cores import CorePool, Kind, copies_here, core_pool, on_neuron
 from pipeline.locks import lock_dir, try_lock
-from pipeline.neuron_host import COUNT, VISIBLE, core_range
+from pipeline.neuron_devices import COUNT, VISIBLE, core_range
 
 if TYPE_CHECKING:
     from pipeline.job import Job

@@ -14,7 +14,7 @@ from typing import IO
 from pipeline.errors import StorageError
 from pipeline.events import EventLog, now
 from pipeline.locks import lock_dir
-from pipeline.neuron_host import neuron_tool
+from pipeline.neuron_devices import neuron_tool
 from pipeline.neuron_usage import CONFIG, Usage
 
 EVENT = "neuron"

@@ -21,7 +21,7 @@ from pipeline.core_sharing import Group
 from pipeline.cores import ONE_THREAD, CorePool, available_cores
 from pipeline.leases import leased, leases
 from pipeline.locks import lock_dir, try_lock
-from pipeline.neuron_host import COUNT, VISIBLE
+from pipeline.neuron_devices import COUNT, VISIBLE
 
 SPAWN = multiprocessing.get_context("spawn")
 HOLD = """

@@ -15,7 +15,7 @@ from neuron_hosts import GIB, devices, neuron_path, put_program
 from pipeline.cores import CorePool, neuron_pool
 from pipeline.errors import JobError, WorkerError
 from pipeline.job import parse_job
-from pipeline.neuron_host import core_range, list_devices, parse_devices, usable_cores
+from pipeline.neuron_devices import core_range, list_devices, parse_devices, usable_cores
 
 # As captured from a trn1.2xlarge by others: numbers and strings stand where they do there.
 TRN1 = """[
