@@ -23,7 +23,7 @@ from compile.costs import default_costs
 from compile.errors import ArtifactError, CompileError, DeviceError, ModelError, ShapeMismatch, TargetUnavailable
 from compile.generation.build import build_missing_decoders
 from compile.generation.parity import CausalReference, prove_decoder
-from compile.generation.requests import Completion, Request, TextRules
+from compile.generation.requests import Asked, Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.static import as_generator
 from compile.model import read_model
@@ -212,8 +212,21 @@ def test_what_the_device_draws_is_within_its_settings_and_its_independence_is_me
     assert (DEVICE.independent, HOST.independent) == (False, True)
 
 
+def test_each_slot_is_sampled_by_the_settings_of_its_own_row(model: Path, on_device: Path) -> None:
+    engine = DEVICE.load(on_device, SHAPE, "fp32")
+    hot = Sampling(max_new_tokens=NEW_TOKENS, do_sample=True, top_k=200, temperature=9.0)
+    texts = prompts([9, 17, 4, 12, 6, 20])
+    requests = [Request(str(row), text, asked=Asked(GREEDY) if row % 2 else None) for row, text in enumerate(texts)]
+    found = {one.row_id: list(one.token_ids) for one in engine.generate(requests, hot, TextRules())}
+    greedy = [greedy_by_transformers(model, text, NEW_TOKENS) for text in texts]
+    assert [found[str(row)] == greedy[row] for row in range(6)] == [False, True] * 3
+
+
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 1.1}, "repetition_penalty"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"logprobs": 1}, "logprobs"),
     ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
     ({"sequence_bias": (((5,), 1.0),)}, "logit_bias"),
     ({"min_new_tokens": 1}, "min_new_tokens"),
