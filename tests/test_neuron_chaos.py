@@ -69,9 +69,8 @@ POISONED = 1
 @pytest.fixture
 def calm(tmp_path: Path, tiny_model: Path) -> Iterator[Target]:
     """A night in two shards, of which one batch holds the row with [MASK], and what it is on a sound device."""
-    put_rows(
-        Objects().put, str(tmp_path), [{"id": f"r{i}", "text": text, "group": "a"} for i, text in enumerate(NIGHT)]
-    )
+    night = [{"id": f"r{row}", "text": text, "group": "a"} for row, text in enumerate(NIGHT)]
+    put_rows(Objects().put, str(tmp_path), night, files=1)
     target = target_of(tmp_path, tiny_model, "calm")
     run_in_process(target)
     return target
@@ -109,7 +108,7 @@ def test_a_batch_that_aborts_its_process_costs_the_row_at_fault_alone(
     assert [(row["source_row"], row["stage"], row["reason"]) for row in rejects] == [
         (POISONED, "infer", "worker_killed")
     ]
-    assert predictions == [row for row in tables(calm)[0] if row["id"] != f"r{POISONED}"]
+    assert predictions == [row for row in tables(calm)[0] if row["source_row"] != POISONED]
     log = target.home.folder / "double.jsonl"
     assert [event["fault"] for event in events(log, "execute")].count("abort") >= 3, (
         "the worker, and the row twice alone"
