@@ -55,11 +55,11 @@ nothing load no PyTorch, and start as fast as those of classify."""
 
 NEURON: dict[str, Any] = {
     "target": "neuron",
-    "shapes": [f"4x{length}" for length in (8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128)],
+    "shapes": [f"2x{length}" for length in (13, 23, 27, 32, 36, 60, 78, 107, 120, 128)],
     "workers": "auto",
 }
-"""Fields of the same job as one for NeuronCores, simulated by the double of the SDK: a worker per core, and a shard for
-each of them."""
+"""Fields of the same job as one for NeuronCores, simulated by the double of the SDK: a worker per core, and of
+every shape at least two rows of the night, so that there are more shards than cores."""
 HOSTS = {2: "inf2.xlarge:1", 8: "inf2.24xlarge:4"}
 """Cores -> a host with them; AWS's inf2.24xlarge has two devices more."""
 

@@ -259,6 +259,7 @@ def test_a_bad_job_file_shows_as_an_error_and_costs_the_other_job_nothing(live: 
     wait_until(lambda: live.client.import_errors() == [])
 
 
+@pytest.mark.timeout(1800)  # its compile and infer tasks and what they start import PyTorch and optimum-neuron
 def test_a_neuron_job_through_the_dag_has_the_bytes_of_a_run_by_hand(
     live: Live, tiny_model: Path, tmp_path: Path
 ) -> None:
