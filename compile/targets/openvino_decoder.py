@@ -81,9 +81,9 @@ class OpenVinoDecoderTarget:
         return encoder_target.target.machine()
 
     def candidates(self, max_length: int) -> list[Shape]:
-        """One length: nothing is padded, and one engine keeps all rows of a worker together."""
+        """One: nothing is padded, empty slots cost nothing, and one engine keeps all rows of a worker together."""
         fitting = (slots for slots in SLOTS if slots * (max_length + self.new_tokens) <= CACHE_POSITIONS)
-        return [Shape(length=max_length, batch=slots) for slots in fitting] or [Shape(length=max_length, batch=1)]
+        return [Shape(length=max_length, batch=max(fitting, default=1))]
 
     def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path:
         prepared = work_dir / "openvino-decoder"
