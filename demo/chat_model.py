@@ -22,7 +22,7 @@ GGUF_SHA256 = "b179c952"
 """First digits of the file that this conversion was checked with."""
 SOURCE_FILE = "source.json"
 """Written last: what the folder was made from, so that another package version or conversion makes it anew."""
-CONVERSION = 1
+CONVERSION = 2
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 TOKENIZER: dict[str, Any] = {
@@ -88,6 +88,8 @@ def _convert(path: Path, out_dir: Path) -> None:
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
     model.save_pretrained(out_dir)
     tokenizer.save_pretrained(out_dir)
+    # It has <|im_start|> for every role and wins over tokenizer_config.json, which has the right ones.
+    (out_dir / "special_tokens_map.json").unlink(missing_ok=True)
     _edit(out_dir / "config.json", {"pad_token_id": 2, "_name_or_path": ""})
     (out_dir / "tokenizer_config.json").write_text(json.dumps(_tokenizer_settings(tokenizer.chat_template), indent=1))
     _edit(out_dir / "tokenizer.json", TOKENIZER)

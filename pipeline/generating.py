@@ -69,6 +69,8 @@ class DecoderEngine:
     """Where rows have settings of their own."""
     spell: Callable[[int], str] = str
     """One token as text, special ones too."""
+    log_probability: bool = True
+    """Whether that of texts is kept."""
     group: int = 1 << 30
     kind: pa.DataType = field(default_factory=lambda: pa.list_(TEXT))
     _counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -100,7 +102,7 @@ class DecoderEngine:
         return found
 
     def _rules(self) -> TextRules:
-        return TextRules(decode=self.decode, constraint=self.constraint)
+        return TextRules(self.decode, self.constraint, self.log_probability)
 
     def _generate(self, requests: list[Request]) -> list[Completion]:
         try:
@@ -127,7 +129,7 @@ class DecoderEngine:
             "finish_reason": one.finish_reason,
             "prompt_tokens": one.prompt_tokens,
             "output_tokens": len(one.token_ids),
-            "log_probability": one.log_probability,
+            "log_probability": one.log_probability if self.log_probability else None,
             "token_ids": one.token_ids if self.token_ids else None,
             "logprobs": None if sampling.logprobs is None or failed else self._logprobs(one),
         }

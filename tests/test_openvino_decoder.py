@@ -118,7 +118,9 @@ def test_a_run_that_is_left_early_leaves_nothing_behind(engines) -> None:
     assert generate(engine, requests_of(), sampling, TextRules()) == whole
 
 
-def test_nan_is_told_and_stays_in_its_row(models, engines, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [TextRules(), TextRules(log_probability=False)], ids=["with", "without"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_nan_is_told_and_stays_in_its_row(models, engines, tmp_path: Path, text: TextRules, do_sample: bool) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -129,12 +131,12 @@ def test_nan_is_told_and_stays_in_its_row(models, engines, tmp_path: Path) -> No
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"][99] = torch.nan
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    engine, sampling = built(folder, tmp_path), Sampling(max_new_tokens=6)
+    engine, sampling = built(folder, tmp_path), Sampling(max_new_tokens=6, do_sample=do_sample)
     requests = requests_of()
-    clean = generate(engines("llama"), requests, sampling, TextRules())
+    clean = generate(engines("llama"), requests, sampling, text)
     for index in (2, 5):
         requests[index].token_ids[3] = 99
-    found = generate(engine, requests, sampling, TextRules())
+    found = generate(engine, requests, sampling, text)
     assert {row for row, one in found.items() if one.finish_reason == "nan_logits"} == {"2", "5"}
     assert all(found[row] == clean[row] for row in ("0", "1", "3", "4", "6", "7"))
 

@@ -76,8 +76,9 @@ def _timing(
     target: DecoderTarget, loaded: StaticDecoder | Generator, model: ModelInfo, spec: ArtifactSpec, load_s: float
 ) -> BatchTiming:
     """Seconds of a full set of slots that all write `new_tokens`: how many they will really write is not known yet."""
-    # An engine of its own works in threads of its own.
-    clock = time.perf_counter if isinstance(loaded, Generator) or not target.on_cpu else time.thread_time
+    clock = time.perf_counter
+    if target.on_cpu:  # processor seconds, so that a busy machine does not count; an engine has threads of its own
+        clock = time.process_time if isinstance(loaded, Generator) else time.thread_time
     grid = grid_of(spec.shape, target.new_tokens)
     seconds = slot_seconds(as_generator(loaded), grid, target.new_tokens, model.vocab_size, clock)
     return BatchTiming(median_s=seconds, min_s=seconds, max_s=seconds, repeats=1, load_s=load_s)

@@ -26,7 +26,7 @@ PROBE_S = 60.0
 def decoder_probe_shapes(target: DecoderTarget, max_length: int) -> list[Shape]:
     """Fewest and most slots at the shortest length, then the fewest at the longest; cheapest first.
 
-    Empty where candidates differ in nothing but slots: nothing is padded there, and more slots are better.
+    Empty where candidates have one length: there is nothing to weigh.
     """
     candidates = target.candidates(max_length)
     lengths = sorted({shape.length for shape in candidates})

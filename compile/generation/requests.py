@@ -93,6 +93,8 @@ class TextRules:
     """Token ids -> text without special tokens; needed for stop strings."""
     constraint: Constraint | None = None
     """What texts must look like; None lets them be anything."""
+    log_probability: bool = True
+    """Whether that of a completion is wanted; where it is not, an engine that would pay for it leaves NaN."""
 
 
 def sample_requests(

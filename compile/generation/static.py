@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -154,7 +155,7 @@ def _advance(one: Text, logits: NDArray[np.float32], text: TextRules) -> None:
         return
     one.tokens[one.count] = token
     one.count += 1
-    one.log_probability += log_probability(logits, token)
+    one.log_probability = one.log_probability + log_probability(logits, token) if text.log_probability else math.nan
     if one.sampling.logprobs is not None:
         one.logprobs.append(token_logprobs(logits, token, one.sampling.logprobs))
     if one.matcher:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from compile.generation.requests import Completion, Request, TextRules
 from compile.generation.sampling import Sampling
 from compile.generation.slots import SlotGrid, Work, check_work
 from compile.generation.stops import finish_reason
+from compile.model import read_json
 from compile.shapes import Shape
 from compile.targets import EncoderBatch
 from compile.targets import openvino as encoder_target
@@ -81,9 +83,9 @@ class OpenVinoDecoderTarget:
         return encoder_target.target.machine()
 
     def candidates(self, max_length: int) -> list[Shape]:
-        """One length: nothing is padded, and one engine keeps all rows of a worker together."""
+        """One: nothing is padded, empty slots cost nothing, and one engine keeps all rows of a worker together."""
         fitting = (slots for slots in SLOTS if slots * (max_length + self.new_tokens) <= CACHE_POSITIONS)
-        return [Shape(length=max_length, batch=slots) for slots in fitting] or [Shape(length=max_length, batch=1)]
+        return [Shape(length=max_length, batch=max(fitting, default=1))]
 
     def prepare(self, model_dir: Path, work_dir: Path, precision: str, calibration: Sequence[EncoderBatch]) -> Path:
         prepared = work_dir / "openvino-decoder"
@@ -113,6 +115,7 @@ class OpenVinoDecoderTarget:
         try:
             import openvino_genai
 
+            config = read_json(artifact_dir / CONFIG)
             scheduler = openvino_genai.SchedulerConfig()
             scheduler.max_num_seqs = grid.slots
             scheduler.max_num_batched_tokens = max(BATCHED_TOKENS, grid.slots)
@@ -123,9 +126,9 @@ class OpenVinoDecoderTarget:
             pipeline = openvino_genai.ContinuousBatchingPipeline(
                 str(artifact_dir), scheduler, "CPU", _properties(precision)
             )
-        except RuntimeError as error:
+        except (RuntimeError, ModelError) as error:
             raise ArtifactError(f"openvino: {shape} {precision}: {error}") from error
-        return OpenVinoEngine(grid, pipeline)
+        return OpenVinoEngine(grid, pipeline, int(config["vocab_size"]))
 
 
 def _properties(precision: str) -> dict[str, Any]:
@@ -161,17 +164,21 @@ class _Running:
     sampling: Sampling
     limit: int
     handle: Any
+    log_probability: float
+    """NaN where nobody asks for it."""
     token_ids: list[int] = field(default_factory=list)
-    log_probability: float = 0.0
     first_step: int = 0
+    doubt: int | None = None
+    """How many tokens were there before one that GenAI may have taken from NaN; see `_doubtful`."""
 
 
 class OpenVinoEngine:
     """See compile.targets.decoders.Generator. `log_probability` is that of the distribution that was drawn from."""
 
-    def __init__(self, grid: SlotGrid, pipeline: Any) -> None:
+    def __init__(self, grid: SlotGrid, pipeline: Any, vocab_size: int) -> None:
         self.grid = grid
         self._pipeline = pipeline
+        self._vocab_size = vocab_size
         self._count = 0
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, text: TextRules) -> Iterator[Completion]:
@@ -196,9 +203,11 @@ class OpenVinoEngine:
     ) -> Iterator[Completion]:
         """Run a group; where GenAI fails, halves of what is left, down to the row that it fails on.
 
-        One row's NaN fails the step of all of them, and the message does not say whose it is.
+        One row's NaN fails the step of all of them, and the message does not say whose it is. Where it may have gone on
+        with NaN, the row is looked at afterwards.
         """
-        running = [self._add(request, limit, request.settings(sampling)) for request, limit in group]
+        running = [self._add(request, limit, request.settings(sampling), text) for request, limit in group]
+        doubtful: list[tuple[_Running, str, int]] = []
         step, failure = 0, None
         try:
             while running and failure is None:
@@ -209,14 +218,23 @@ class OpenVinoEngine:
                     failure = error
                     break
                 for one in list(running):
-                    reason = _read(one, text, step)
+                    reason = self._read(one, text, step)
                     if reason:
                         running.remove(one)
-                        yield _completion(one, reason, step)
+                        if one.doubt is None:
+                            yield _completion(one, reason, step)
+                        else:
+                            doubtful.append((one, reason, step))
         finally:  # also when the caller stops early: the next run must not find these
             self._drop(running)
-        if failure is None:
-            return
+        for one, reason, ended in doubtful:
+            yield _completion(one, "nan_logits" if self._is_nan(one) else reason, ended)
+        if failure is not None:
+            yield from self._after(failure, running, step, sampling, text)
+
+    def _after(
+        self, failure: RuntimeError, running: Sequence[_Running], step: int, sampling: Sampling, text: TextRules
+    ) -> Iterator[Completion]:
         if len(running) == 1:
             if "nan" not in str(failure):
                 raise DeviceError(f"openvino: row {running[0].request.row_id}: {failure}") from failure
@@ -226,21 +244,59 @@ class OpenVinoEngine:
         for half in (left[: len(left) // 2], left[len(left) // 2 :]):
             yield from self._attempt(half, sampling, text)
 
+    def _read(self, one: _Running, text: TextRules, step: int) -> str | None:
+        """Take over the tokens of the last step; why the text ended, None when it goes on."""
+        import openvino_genai
+
+        while one.handle.can_read():
+            for output in one.handle.read().values():
+                for token, log_probability in zip(output.generated_ids, output.generated_log_probs, strict=True):
+                    if one.doubt is None and _doubtful(one.sampling, text, token, log_probability, self._vocab_size):
+                        one.doubt = len(one.token_ids)
+                    one.first_step = one.first_step or step
+                    one.token_ids.append(token)
+                    if text.log_probability:
+                        one.log_probability += log_probability
+                    reason = finish_reason(one.sampling, one.token_ids, one.limit, text.decode)
+                    if reason:
+                        one.handle.cancel()
+                        return reason
+        if one.handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
+            raise DeviceError(f"openvino: row {one.request.row_id}: GenAI gave it up with {one.handle.get_status()}")
+        return None
+
+    def _is_nan(self, one: _Running) -> bool:
+        """Whether the doubtful token was taken from NaN: asked for its log probability alone, GenAI fails on that."""
+        assert one.doubt is not None
+        tokens = np.concatenate([one.request.token_ids, np.array(one.token_ids[: one.doubt], np.int64)])
+        alone = self._add(Request(one.request.row_id, tokens), 1, Sampling(max_new_tokens=1), TextRules())
+        try:
+            while not alone.handle.can_read():
+                self._pipeline.step()
+        except RuntimeError as error:
+            if "nan" not in str(error):
+                raise DeviceError(f"openvino: row {one.request.row_id}: {error}") from error
+            return True
+        finally:
+            self._drop([alone])
+        return False
+
     def _drop(self, running: Sequence[_Running]) -> None:
         for one in running:
             one.handle.cancel()
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
 
-    def _add(self, request: Request, limit: int, sampling: Sampling) -> _Running:
+    def _add(self, request: Request, limit: int, sampling: Sampling, text: TextRules) -> _Running:
         openvino = openvino_package()
         self._count += 1
         ids = openvino.Tensor(np.ascontiguousarray(request.token_ids[None], np.int64))
-        handle = self._pipeline.add_request(self._count, ids, _config(request, limit, sampling))
-        return _Running(request, sampling, limit, handle)
+        handle = self._pipeline.add_request(self._count, ids, _config(request, limit, sampling, text))
+        told = 0.0 if text.log_probability else math.nan
+        return _Running(request, sampling, limit, handle, log_probability=told)
 
 
-def _config(request: Request, limit: int, sampling: Sampling) -> Any:
+def _config(request: Request, limit: int, sampling: Sampling, text: TextRules) -> Any:
     import openvino_genai
 
     values: dict[str, Any] = {
@@ -249,7 +305,7 @@ def _config(request: Request, limit: int, sampling: Sampling) -> Any:
         "repetition_penalty": float(sampling.repetition_penalty),
         "presence_penalty": float(sampling.presence_penalty),
         "frequency_penalty": float(sampling.frequency_penalty),
-        "logprobs": 1,
+        "logprobs": int(text.log_probability),  # a tenth of all time; NaN is then found otherwise, see _doubtful
         "do_sample": sampling.do_sample,
     }
     ends = sorted(sampling.ends)
@@ -268,23 +324,15 @@ def request_seed(seed: int, row_id: str, sample: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4, person=b"lengthwise").digest(), "big") >> 1
 
 
-def _read(one: _Running, text: TextRules, step: int) -> str | None:
-    """Take over the tokens of the last step; why the text ended, None when it goes on."""
-    import openvino_genai
+def _doubtful(sampling: Sampling, text: TextRules, token: int, log_probability: float, vocab_size: int) -> bool:
+    """Whether GenAI chose as it does, without a word, where all logits are NaN: a doubt only, for a row may do so, too.
 
-    while one.handle.can_read():
-        for output in one.handle.read().values():
-            for token, log_probability in zip(output.generated_ids, output.generated_log_probs, strict=True):
-                one.first_step = one.first_step or step
-                one.token_ids.append(token)
-                one.log_probability += log_probability
-                reason = finish_reason(one.sampling, one.token_ids, one.limit, text.decode)
-                if reason:
-                    one.handle.cancel()
-                    return reason
-    if one.handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
-        raise DeviceError(f"openvino: row {one.request.row_id}: GenAI gave it up with {one.handle.get_status()}")
-    return None
+    The greedy choice, unless log probabilities are asked for, is token 0; a draw is uniform over top_k, or all tokens.
+    """
+    if not sampling.do_sample:
+        return token == 0 and not text.log_probability
+    drawn_among = min(sampling.top_k or vocab_size, vocab_size)
+    return math.isclose(log_probability, -math.log(drawn_among), abs_tol=1e-4)
 
 
 def _completion(one: _Running, reason: str, step: int) -> Completion:

@@ -136,7 +136,8 @@ class Generate:
             raise JobError(f"model.uri {plan.job.model.uri} is another model than this run was planned with; run again")
         sampling, tokenizer = sampling_of(plan.job, model_dir, model), read_tokenizer(model_dir)
         constraint = constraint_of(plan.job, model_dir, model, sampling)
-        keep, draw_ids = _settings(plan.job).token_ids, DrawIds(context, plan)
+        settings, draw_ids = _settings(plan.job), DrawIds(context, plan)
+        keep, told = settings.token_ids, settings.log_probability
         asks = None
         if plan.job.input.is_batch_api:
             asks = RowAsks(context.objects, plan.tokens_uri, asks_of(plan.job, model_dir, model))
@@ -148,7 +149,8 @@ class Generate:
         def make(loaded: Any, shape: Shape) -> DecoderEngine:
             del shape
             decode = tokenizer.decode
-            return DecoderEngine(as_generator(loaded), sampling, decode, draw_ids, keep, constraint, asks, spell)
+            engine = as_generator(loaded)
+            return DecoderEngine(engine, sampling, decode, draw_ids, keep, constraint, asks, spell, told)
 
         return make
 
