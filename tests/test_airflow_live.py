@@ -264,7 +264,7 @@ def test_a_neuron_job_through_the_dag_has_the_bytes_of_a_run_by_hand(
     live: Live, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Over the double of the SDK, on two simulated NeuronCores; by hand it is one worker, which finds the artifacts."""
-    root, shapes = f"{live.root}-neuron", ["8x16", "8x96"]
+    root, shapes = f"{live.root}-neuron", ["2x16", "2x96"]
     fields = {"name": NEURON_DAG, "target": "neuron", "shapes": shapes, "artifacts": str(tmp_path / "artifacts")}
     home = make_home(tmp_path, tiny_model, root, **fields, max_length=96)
     put_rows(Objects().put, root, rows(24), BY_HAND)
