@@ -52,7 +52,7 @@ class JobHome:
         job = load_job(self.file).model_copy(update=overrides)
         return Context(job, ds, Objects(), self.folder / "cache")
 
-    def command(self, *arguments: str, timeout_s: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, timeout_s: float = 480, **environment: str) -> subprocess.CompletedProcess[str]:
         """`lengthwise ...` with this home's environment."""
         return subprocess.run(
             [sys.executable, "-m", "pipeline", *arguments],

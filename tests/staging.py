@@ -150,7 +150,7 @@ class Reader:
 
     def stop(self) -> dict[str, Any]:
         """Versions seen whole and how often, torn reads, and reads that ended with an error."""
-        output, _ = self._process.communicate(timeout=120)
+        output, _ = self._process.communicate(timeout=300)
         found: dict[str, Any] = json.loads(output.splitlines()[-1])
         return found
 

@@ -36,7 +36,7 @@ NO_DATA = "2026-11-21"
 ROWS = {NIGHTS[0]: 20, NIGHTS[1]: 25, NIGHTS[2]: 30, BY_HAND: 35}
 STEPS = ["snapshot", "tokenize", "plan", "compile", "infer", "publish", "commit", "report"]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ QUICK = {"local": 8, "s3": 6, "generate": 6}
 """Kind of trial -> kills."""
 
 
-@pytest.mark.timeout(900)  # every kill costs some processes their start, many of them on a slow machine
+@pytest.mark.timeout(1500)  # every kill costs some processes their start, many of them on a slow machine
 def test_twenty_kills_lose_and_double_nothing(tmp_path: Path, tiny_model: Path, s3: S3Endpoint) -> None:
     decoder = make_decoder(tmp_path / "decoders" / "llama")
     found = Campaign(tmp_path, tiny_model, decoder, {"local": str(tmp_path), "s3": f"s3://{s3.bucket}/chaos"})

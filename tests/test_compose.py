@@ -35,7 +35,7 @@ def compose(
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     env |= {name: f"value-of-{name}" for name in SECRETS if name != without}
     argv = [str(COMPOSE), "--env-file", os.devnull, "--file", str(file), *arguments]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def played(rng: random.Random, workers: list[tuple[str, tuple[Group, ...]]], fol
                 elif link.fileno() >= 0:  # else forgotten since
                     witness.hears(link)
             witness.strike(stalled=not ready)
-        return witness, json.loads(parent.communicate(timeout=60)[0])
+        return witness, json.loads(parent.communicate(timeout=240)[0])
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])

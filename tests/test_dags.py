@@ -72,7 +72,7 @@ def parse(jobs: Path, home: Path) -> dict[str, Any]:
         "LENGTHWISE_JOBS": str(jobs),
     }
     argv = [sys.executable, "-c", PARSE, str(ROOT / "dags")]
-    out = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+    out = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert out.returncode == 0, out.stderr
     return dict(json.loads(out.stdout.splitlines()[-1]))
 
@@ -293,7 +293,7 @@ def test_sigterm_reaches_the_step_and_is_waited_for(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*python(task), str(tmp_path)], stderr=subprocess.PIPE, text=True, cwd=ROOT, process_group=0
     ) as runner:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not (tmp_path / "pid").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -122,7 +122,7 @@ def test_a_killed_s3_server_comes_back_and_the_run_ends_with_the_same_bytes(
             assert time.monotonic() < deadline
         kill()
     with mortal_s3(tmp_path, port) as (endpoint, _):
-        _, errors = process.communicate(timeout=240)
+        _, errors = process.communicate(timeout=480)
         assert process.returncode in (0, 5, 6), errors
         assert "Traceback" not in errors
         run_until_done(home, 1)

@@ -147,7 +147,7 @@ def test_workers_end_with_their_killed_parent(local: JobHome) -> None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "a child outlived its killed parent"
         time.sleep(0.05)
@@ -159,7 +159,7 @@ def test_interrupt_says_what_is_kept(local: JobHome) -> None:
     while "plan:" not in process.stderr.readline():
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "run the same command to continue" in errors
 

@@ -58,7 +58,7 @@ def on_a_small_disk(home: JobHome, small: Path, limit: str, **environment: str) 
         env={**home.environment, **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
     )
     assert done.returncode == 0, done.stderr + (kept / "second").read_text()

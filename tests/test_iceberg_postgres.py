@@ -36,7 +36,7 @@ def test_processes_that_publish_their_nights_at_once_lose_none(tmp_path: Path) -
             for number in range(PROCESSES)
         ]
         for process in processes:
-            _, errors = process.communicate(timeout=250)
+            _, errors = process.communicate(timeout=500)
             assert process.returncode == 0, errors
         catalog = {"name": "test", "type": "sql", "properties": {"uri": server.url}}
         context = make_context(tmp_path, str(tmp_path), table="iceberg", catalog=catalog)

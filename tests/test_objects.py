@@ -237,7 +237,7 @@ def test_an_opened_object_reads_over_several_requests(objects: Objects, base: st
 
 def settled(path: Path) -> ObjectInfo:
     """The pin of a local file once the file is old enough to have a stamp."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         pinned = Objects().head(str(path))
         if pinned.stamp:

@@ -183,7 +183,7 @@ def test_a_worker_that_is_asked_to_end_finishes_its_shard(home: JobHome, number:
     process = start_worker(home, run, how="raise", times=0)
     process.send_signal(number)
     (home.folder / "go").touch()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 128 + number, errors
     assert "Traceback" not in errors
     assert Objects().exists(f"{run}/shards/shard-00000.arrow")
@@ -194,7 +194,7 @@ def test_a_worker_whose_shard_takes_too_long_ends_without_it(home: JobHome) -> N
     process = start_worker(home, run, how="raise", times=0)
     asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 143, errors
     assert time.monotonic() - asked < 30
     assert "Traceback" not in errors
@@ -216,7 +216,7 @@ def test_a_stopped_coordinator_says_what_is_kept_and_leaves_no_orphans(home: Job
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 128 + number, errors
     assert f"0 of 1 shards are finished and kept; lengthwise run {home.file} --ds {DS} does the other 1" in errors
     assert errors.count("what is finished is kept, run the same command to continue") == 1

@@ -29,7 +29,7 @@ def test_two_runs_at_once_both_end_well(home: JobHome, options: tuple[str, ...])
     processes = [home.start(*command) for _ in range(2)]
     reports = []
     for process in processes:
-        output, errors = process.communicate(timeout=280)
+        output, errors = process.communicate(timeout=500)
         assert process.returncode == 0, errors
         reports.append(json.loads(output))
     assert reports[0]["fingerprint"] == reports[1]["fingerprint"]
