@@ -75,7 +75,7 @@ class Live:
         return parts
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 180) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 420) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"

@@ -59,7 +59,7 @@ def local_postgres(data_dir: Path, database: str = "airflow") -> Iterator[Postgr
             argv += ["-c", setting]
         # SIGINT is PostgreSQL's fast shutdown; SIGTERM would wait for every client to leave.
         with kept(argv, log, cwd=data_dir, stop_signal=signal.SIGINT, grace_s=15) as process:
-            wait_ready(process, "PostgreSQL", log, lambda: _answers(endpoint), timeout_s=60)
+            wait_ready(process, "PostgreSQL", log, lambda: _answers(endpoint), timeout_s=180)
             yield endpoint
 
 

@@ -107,7 +107,7 @@ def local_s3(data_dir: Path, bucket: str = "lake", port: int | None = None) -> I
     }
     log = data_dir.with_name(f"{data_dir.name}.log")
     with kept(argv, log, env=env, cwd=data_dir) as process:
-        wait_ready(process, "SeaweedFS", log, lambda: _writable(endpoint), timeout_s=60)
+        wait_ready(process, "SeaweedFS", log, lambda: _writable(endpoint), timeout_s=180)
         yield endpoint
 
 
