@@ -97,7 +97,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     assert not set(HEAVY) & set(parsed["modules"])
     assert parsed["pipeline"] == sorted(
-        ["compile", "compile.shapes", "compile.toolchains", "pipeline"]
+        ["compile", "compile.neuron_settings", "compile.shapes", "compile.toolchains", "pipeline"]
         + [
             f"pipeline.{name}"
             for name in (
@@ -106,6 +106,8 @@ def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
                 "job",
                 "job_folder",
                 "job_generate",
+                "job_neuron",
+                "job_output",
                 "job_values",
                 "processes",
                 "splits",
