@@ -119,10 +119,7 @@ def test_what_optimum_cli_exports_is_adopted_and_an_artifact_is_exported(tmp_pat
     [
         ({"target": "torch"}, "neuron: only for target: neuron"),
         ({"precision": "fp32", "neuron": {"auto_cast": "all"}}, "neuron: precision fp32 casts nothing"),
-        (
-            {"neuron": {"tensor_parallel_size": 2, "cores": "latency"}},
-            "neuron.tensor_parallel_size: only for task: generate",
-        ),
+        ({"neuron": {"tensor_parallel_size": 2}}, "2 cores for one copy are cores: latency"),
         ({"neuron": {"cores": "latency"}}, "neuron.cores: only for task: generate"),
         ({"neuron": {"compile_timeout_minutes": 0}}, "neuron.compile_timeout_minutes"),
         ({"neuron": {"autocast": "all"}}, "neuron.autocast: unknown key; valid keys here: instance_type, auto_cast"),
