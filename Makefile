@@ -36,14 +36,14 @@ test-slow: env ## the tests that take minutes each
 	@VENV=$(VENV) scripts/make_env.sh sagemaker >/dev/null
 	$(RUN) -m pytest -m slow $(PYTEST_ARGS)
 
-chaos: env ## kill -9 at random moments: KILLS=200 SEED=1 (about 20 minutes on an idle machine), then the slow fault tests
+chaos: env ## kill -9 at random moments: KILLS=200 SEED=1, then the slow fault tests
 	@PYTHONPATH=.:tests $(RUN) -m chaos_run --kills $(KILLS) --seed $(SEED)
 	$(RUN) -m pytest -m slow tests/test_s3_faults.py tests/test_faulty_runs.py tests/test_neuron_chaos.py
 
 bench-quick: env ## Lengthwise against what one would write instead, in CPU seconds (about 4 minutes)
 	@$(RUN) -m bench.quick
 
-bench-generate: env ## generation: Lengthwise against OpenVINO GenAI and transformers, tokens per CPU second (about 8 minutes)
+bench-generate: env ## generation: Lengthwise against OpenVINO GenAI and transformers, tokens per CPU second
 	@$(RUN) -m bench.generate
 
 scale: env ## memory and time by step, from 10,000 rows to 10,000,000 with a target that costs nothing (an hour)
