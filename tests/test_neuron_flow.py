@@ -23,8 +23,12 @@ SHAPE = "8x96"
 
 
 def neuron_home(folder: Path, model: Path, **fields: object) -> JobHome:
-    """40 rows; the steps' processes find the double, on a host with one inf2 device unless a command says otherwise."""
-    home = make_home(folder, model, str(folder), target="neuron", shapes=[SHAPE], max_length=96, **fields)
+    """40 rows; the steps' processes find the double, on a host with one inf2 device unless a command says otherwise.
+
+    Its artifacts are its own: what lies beside the model depends on which tests ran before.
+    """
+    own = {"target": "neuron", "shapes": [SHAPE], "max_length": 96, "artifacts": f"{folder}/artifacts"}
+    home = make_home(folder, model, str(folder), **(own | fields))
     put_rows(Objects().put, str(folder), rows(40))
     environment = {**home.environment, **double_environment(log=folder / "double.jsonl")}
     environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], str(Path(__file__).parents[1])])
