@@ -3,10 +3,11 @@
     python -m bench.generate [--rows 240] [--rounds 3] [--model DIR] [--json FILE]
 
 SmolLM2-135M-Instruct answers one question about each review, greedily, in at most 48 tokens. Every contestant is a
-process of its own that reads Parquet and writes Parquet; its whole CPU time counts, workers included. Lengthwise as the
-command line runs it (target `openvino`) and OpenVINO GenAI used directly run at the same time, each pinned to one core,
-and change cores every round; so do Lengthwise with target `openvino-slots` and transformers' `generate` over batches of
-sorted prompts, on a stratified share of the rows. Medians are taken.
+process of its own that reads Parquet and writes Parquet; its whole CPU time counts, workers included. Two run at a
+time, each pinned to one core, and change cores every round; what is compared is compared within such a pair, for the
+machine may be another one a minute later: Lengthwise as the command line runs it (target `openvino`) with OpenVINO GenAI used
+directly, and on a stratified share of the rows with transformers' `generate` over batches of sorted prompts, as well as
+Lengthwise with target `openvino-slots` with GenAI. Medians over the rounds are taken.
 
 The others get the prompts as token ids; Lengthwise renders and tokenises its own. As in `bench.quick`, what a night
 costs before its first row (processes, imports, loading; for Lengthwise measured on a night of eight rows) is told apart
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,15 +44,29 @@ FLOW, SLOTS, GENAI, TRANSFORMERS = (
     "Lengthwise, openvino", "Lengthwise, openvino-slots", "OpenVINO GenAI, directly", "transformers, bf16, sorted",
 )  # fmt: skip
 TARGETS = {FLOW: "openvino", SLOTS: "openvino-slots"}
-PAIRS = ((FLOW, GENAI), (SLOTS, TRANSFORMERS))
-"""Who runs at the same time."""
-GOALS = {GENAI: 0.97, TRANSFORMERS: 5.0}
-"""How many times their tokens per CPU second FLOW is to reach."""
-SHARE = 4
-"""The second pair gets every so manieth row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Who runs at the same time, over which rows, and how many times as fast as the other ours is to be."""
+
+    own: str
+    other: str
+    share: int = 1
+    """Every so manieth row."""
+    goal: float | None = None
+
+    @property
+    def ds(self) -> str:
+        """The night with these rows."""
+        return ALL if self.share == 1 else f"2026-01-{self.share:02d}"
+
+
+PAIRS = (Pair(FLOW, GENAI, goal=0.97), Pair(FLOW, TRANSFORMERS, share=4, goal=5.0), Pair(SLOTS, GENAI, share=4))
 START_ROWS = 8
 MAX_LENGTH = 512
-DS, START_DS = "2026-01-01", "2026-02-01"
+ALL, START = "2026-01-01", "2026-02-01"
+"""Nights of all rows, and of START_ROWS."""
 TEMPLATE = "What did this person think of the movie? Answer in one sentence.\n\n{text}"
 
 JOB = """\
@@ -99,35 +114,39 @@ class Bench:
     def pinned(self, turn: int) -> Cores:
         return Cores(self.folder, (self.cores[turn % len(self.cores)],))
 
-    def night(self, who: str, ds: str = DS) -> Path:
-        """Each pair has rows of its own."""
-        pair = next(number for number, names in enumerate(PAIRS) if who in names)
-        return self.folder / f"nights-{pair}" / f"ds={ds}"
+    def night(self, ds: str) -> Path:
+        return self.folder / "nights" / f"ds={ds}"
 
     def output(self, who: str) -> Path:
         return self.folder / f"output-{TARGETS[who]}"
 
-    def said(self, who: str) -> Path:
+    def said(self, who: str, ds: str) -> Path:
         """Texts of a contestant that is not Lengthwise."""
-        return self.folder / f"{who}.parquet"
+        return self.folder / f"{who}-{ds}.parquet"
 
 
 def prepare(bench: Bench, rows: int, say: Callable[[str], None]) -> None:
     """Rows, and what exists before any night: conversions, plans, artifacts. Unmeasured."""
     write_ir(bench.model)
     texts = short_enough(bench.model, rows)
-    for pair, (own, *_) in zip((texts, stratified(texts, max(START_ROWS, rows // SHARE))), PAIRS, strict=True):
-        write_prompts(bench.model, pair, bench.night(own))
-        write_prompts(bench.model, stratified(pair, START_ROWS), bench.night(own, START_DS))
+    for pair in PAIRS:
+        write_prompts(bench.model, stratified(texts, max(START_ROWS, rows // pair.share)), bench.night(pair.ds))
+    write_prompts(bench.model, stratified(texts, START_ROWS), bench.night(START))
     say(f"{rows} rows and the model for GenAI are ready")
     for who, target in TARGETS.items():
         job = JOB.format(
-            target=target, model=bench.model, nights=bench.night(who).parent, template=json.dumps(TEMPLATE),
+            target=target, model=bench.model, nights=bench.folder / "nights", template=json.dumps(TEMPLATE),
             max_length=MAX_LENGTH, new_tokens=NEW_TOKENS, penalty=REPETITION_PENALTY, output=bench.output(who),
         )  # fmt: skip
         (bench.folder / f"{target}.yaml").write_text(job)
-        bench.pinned(0).run(lengthwise(bench, who, "compile", DS))
-        say(f"{who}: planned, compiled and proven")
+    with ThreadPoolExecutor(len(bench.cores)) as pool:
+        runs = [
+            pool.submit(bench.pinned(turn).run, lengthwise(bench, who, "compile", ALL))
+            for turn, who in enumerate(TARGETS)
+        ]
+        for who, run in zip(TARGETS, runs, strict=True):
+            run.result()
+            say(f"{who}: planned, compiled and proven")
 
 
 def short_enough(model: Path, count: int) -> list[str]:
@@ -161,26 +180,26 @@ def lengthwise(bench: Bench, who: str, command: str, ds: str) -> list[str]:
     return [sys.executable, "-m", "pipeline", command, str(job), "--ds", ds, *fresh]
 
 
-def measure(bench: Bench, who: str, cores: Cores) -> Result:
-    """One run of a contestant."""
+def measure(bench: Bench, who: str, ds: str, cores: Cores) -> Result:
+    """One run of a contestant over the rows of a night."""
     if who in TARGETS:
-        return own_result(bench, who, cores)
+        return own_result(bench, who, ds, cores)
     name = {GENAI: "GenAI", TRANSFORMERS: "transformers"}[who]
-    files = [str(bench.night(who) / "rows.parquet"), str(bench.said(who))]
+    files = [str(bench.night(ds) / "rows.parquet"), str(bench.said(who, ds))]
     _, last = cores.run([sys.executable, "-m", "bench.generators", name, str(bench.model), *files])
-    tokens = sum(pq.read_table(bench.said(who))["output_tokens"].to_pylist())
+    tokens = sum(pq.read_table(bench.said(who, ds))["output_tokens"].to_pylist())
     return Result(**json.loads(last), tokens=tokens)
 
 
-def own_result(bench: Bench, who: str, cores: Cores) -> Result:
+def own_result(bench: Bench, who: str, ds: str, cores: Cores) -> Result:
     """A night of almost no rows, less its rows, is the start; a night's other seconds are those of its rows.
 
     They are at least what executing took, as the worker counted it: starts vary by more than a second.
     """
-    small, _ = cores.run(lengthwise(bench, who, "run", START_DS))
-    start_s = small - report_of(bench, who, START_DS)["infer_cpu_seconds"]
-    total, _ = cores.run(lengthwise(bench, who, "run", DS))
-    report = report_of(bench, who, DS)
+    small, _ = cores.run(lengthwise(bench, who, "run", START))
+    start_s = small - report_of(bench, who, START)["infer_cpu_seconds"]
+    total, _ = cores.run(lengthwise(bench, who, "run", ds))
+    report = report_of(bench, who, ds)
     loop_s = max(total - start_s, report["infer_cpu_seconds"])
     return Result(start_s, loop_s, report["tokens"]["generated_tokens"])
 
@@ -190,21 +209,21 @@ def report_of(bench: Bench, who: str, ds: str) -> dict[str, Any]:
     return found
 
 
-def measure_rounds(bench: Bench, rounds: int, say: Callable[[str], None]) -> dict[str, list[Result]]:
-    """Every contestant once per round, in pairs."""
-    found: dict[str, list[Result]] = defaultdict(list)
+def measure_rounds(bench: Bench, rounds: int, say: Callable[[str], None]) -> dict[Pair, list[tuple[Result, Result]]]:
+    """Every pair once per round: own, other."""
+    found: dict[Pair, list[tuple[Result, Result]]] = defaultdict(list)
     with ThreadPoolExecutor(2) as pool:
         for turn in range(rounds):
             for pair in PAIRS:
-                runs = [(who, pool.submit(measure, bench, who, bench.pinned(turn + k))) for k, who in enumerate(pair)]
-                for who, run in runs:
-                    found[who].append(run.result())
-                rates = ", ".join(f"{who} {found[who][-1].rate:.1f}" for who in pair)
+                own = pool.submit(measure, bench, pair.own, pair.ds, bench.pinned(turn))
+                other = pool.submit(measure, bench, pair.other, pair.ds, bench.pinned(turn + 1))
+                found[pair].append((own.result(), other.result()))
+                rates = f"{pair.own} {own.result().rate:.1f}, {pair.other} {other.result().rate:.1f}"
                 say(f"round {turn + 1} of {rounds}: {rates} tokens per CPU second")
     return found
 
 
-def medians(results: list[Result]) -> Result:
+def medians(results: Sequence[Result]) -> Result:
     return Result(
         statistics.median(one.start_s for one in results),
         statistics.median(one.loop_s for one in results),
@@ -212,30 +231,48 @@ def medians(results: list[Result]) -> Result:
     )
 
 
-def same_texts(bench: Bench, own: str, other: str) -> float:
+def same_texts(bench: Bench, pair: Pair) -> float:
     """Share of the rows with the same text. Raises RuntimeError when rows are missing or prompts differ."""
     columns = ["row_id", "text", "prompt_tokens"]
-    table = pq.read_table(bench.output(own) / "predictions" / f"ds={DS}", columns=columns, partitioning=None)
-    ours = {row["row_id"]: row for row in table.to_pylist()}
-    theirs = pq.read_table(bench.said(other), columns=["id", "text"]).to_pylist()
-    prompts = pq.read_table(bench.night(own) / "rows.parquet", columns=["id", "token_ids"]).to_pylist()
+    folder = bench.output(pair.own) / "predictions" / f"ds={pair.ds}"
+    ours = {row["row_id"]: row for row in pq.read_table(folder, columns=columns, partitioning=None).to_pylist()}
+    theirs = pq.read_table(bench.said(pair.other, pair.ds), columns=["id", "text"]).to_pylist()
+    prompts = pq.read_table(bench.night(pair.ds) / "rows.parquet", columns=["id", "token_ids"]).to_pylist()
     if [row["id"] for row in prompts if ours[row["id"]]["prompt_tokens"] != len(row["token_ids"])]:
-        raise RuntimeError(f"{own}: the prompts are not those of transformers' chat template")
+        raise RuntimeError(f"{pair.own}: the prompts are not those of transformers' chat template")
     if len(ours) != len(theirs):
-        raise RuntimeError(f"{own}: {len(ours)} rows came back of {len(theirs)}")
+        raise RuntimeError(f"{pair.own}: {len(ours)} rows came back of {len(theirs)}")
     return float(sum(ours[row["id"]]["text"] == row["text"] for row in theirs)) / len(theirs)
 
 
-def table_of(found: dict[str, Result]) -> str:
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a pair came to."""
+
+    pair: Pair
+    own: Result
+    other: Result
+    ratio: float
+    """The median over the rounds of own rate / other's rate."""
+    same: float
+    """Share of equal texts."""
+
+
+def line_of(bench: Bench, pair: Pair, rounds: Sequence[tuple[Result, Result]]) -> Line:
+    ratio = statistics.median(own.rate / other.rate for own, other in rounds)
+    own, other = (medians(results) for results in zip(*rounds, strict=True))
+    return Line(pair, own, other, ratio, same_texts(bench, pair))
+
+
+def table_of(lines: Sequence[Line]) -> str:
     """What a person reads."""
-    lines = [f"{'':<28} {'start, s':>9} {'tokens':>8} {'tokens/CPU s':>13} {'with start':>11} {'Lengthwise is':>14}"]
-    for who, one in sorted(found.items(), key=lambda item: item[1].rate):
-        ratio = "" if who == FLOW else f"{found[FLOW].rate / one.rate:.2f}x"
-        goal = f"  (goal {GOALS[who]}x)" if who in GOALS else ""
-        lines.append(
-            f"{who:<28} {one.start_s:9.2f} {one.tokens:8,} {one.rate:13.1f} {one.whole_rate:11.1f} {ratio:>14}{goal}"
-        )
-    return "\n".join(lines)
+    text = [f"{'':<28} {'start, s':>9} {'tokens':>8} {'tokens/CPU s':>13} {'with start':>11}"]
+    for line in lines:
+        for who, one in ((line.pair.own, line.own), (line.pair.other, line.other)):
+            text.append(f"{who:<28} {one.start_s:9.2f} {one.tokens:8,} {one.rate:13.1f} {one.whole_rate:11.1f}")
+        goal = "" if line.pair.goal is None else f" (goal {line.pair.goal}x)"
+        text.append(f"  {line.ratio:.2f}x{goal}; {line.same:.0%} of the texts are the same\n")
+    return "\n".join(text)
 
 
 def main() -> int:
@@ -255,14 +292,11 @@ def main() -> int:
         model = build_chat_model(args.model or Path(folder) / "model")
         bench = Bench(Path(folder), model, tuple(sorted(os.sched_getaffinity(0))))
         prepare(bench, args.rows, say)
-        found = {who: medians(results) for who, results in measure_rounds(bench, args.rounds, say).items()}
-        same = {pair: same_texts(bench, *pair) for pair in PAIRS}
-    sys.stdout.write(table_of(found) + "\n")
-    for (own, other), share in same.items():
-        sys.stdout.write(f"{share:.0%} of the texts of {own} are those of {other}\n")
+        rounds = measure_rounds(bench, args.rounds, say)
+        lines = [line_of(bench, pair, rounds[pair]) for pair in PAIRS]
+    sys.stdout.write(table_of(lines))
     if args.json:
-        plain = {who: asdict(one) | {"rate": one.rate} for who, one in found.items()}
-        args.json.write_text(json.dumps(plain, indent=2) + "\n")
+        args.json.write_text(json.dumps([asdict(line) for line in lines], indent=2) + "\n")
     return 0
 
 

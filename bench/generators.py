@@ -40,7 +40,7 @@ def genai(model_dir: Path) -> Generate:
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens = 256
+    scheduler.max_num_batched_tokens = 512
     scheduler.max_num_seqs = SEQUENCES
     scheduler.enable_prefix_caching = False
     options = {

@@ -36,8 +36,8 @@ from compile.targets.openvino_causal import convert_causal
 CONFIG = "config.json"
 BLOCK = 32
 """Positions per block of GenAI's cache on CPU."""
-BATCHED_TOKENS = 256
-"""Most tokens, of prompts and running texts together, in one step."""
+BATCHED_TOKENS = 512
+"""Most tokens, of prompts and running texts together, in one step. A tenth faster than 256; more gained nothing."""
 CACHE_POSITIONS = 1 << 16
 """Positions of all texts together: of SmolLM2-135M in bf16 1.5 GB. Only those that texts really have cost time."""
 

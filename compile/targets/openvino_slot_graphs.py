@@ -1,4 +1,8 @@
-"""Converts a causal language model to two OpenVINO graphs without state: prefill, and one step of all slots."""
+"""Converts a causal language model to two OpenVINO graphs without state: prefill, and one step of all slots.
+
+A step reads the caches where they lie. Putting its new keys and values into them first, and repeating them for every
+query head, as transformers does, would copy all of them in every layer: of 64 slots more than ten times what is read.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from compile.targets.openvino import LOWEST, openvino_package
 from compile.targets.openvino_gates import keep_gates_apart
 
 GRAPHS = ("prefill", "decode")
+ATTENTION = "lengthwise_past_and_here"
+"""Name under which transformers finds `_attend`."""
 
 
 def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None], rope_limit: int | None) -> Path:
@@ -41,10 +47,14 @@ def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None
     try:
         with quiet():
             for name, module in zip(GRAPHS, (prefill, decode), strict=True):
+                # Attention of a whole prompt is transformers' own; of a step it is ours.
+                model.set_attn_implementation("sdpa" if name == "prefill" else ATTENTION)
                 graph = openvino.convert_model(module, example_input=examples[name])
                 wanted = 2 if name == "prefill" else 2 + 2 * layers
                 if len(graph.inputs) != wanted:
                     raise CompileError(f"openvino-slots: {name} has {len(graph.inputs)} inputs instead of {wanted}")
+                if name == "decode" and decode.attended != layers:
+                    raise CompileError(f"openvino-slots: {type(model).__name__} has attention of its own making")
                 for port, example in zip(graph.inputs[2:], examples[name].get("past", []), strict=True):
                     shape = [-1, example.shape[1], -1, example.shape[3]]
                     port.node.set_partial_shape(openvino.PartialShape(shape))
@@ -57,36 +67,28 @@ def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None
 
 
 def _layer_class() -> Any:
-    """A cache layer that keeps what comes in; attention sees it, or the past with it put in at each row's position."""
-    import torch
+    """A cache layer that keeps what comes in, which is all that attention gets of it."""
 
     class Layer(stateless_layer()):  # type: ignore[misc]
-        def __init__(self, past: Any = None, here: Any = None) -> None:
+        def __init__(self) -> None:
             super().__init__()
-            self.past, self.here = past, here
             self.is_initialized = True
 
         def update(self, key_states: Any, value_states: Any, cache_kwargs: Any = None) -> tuple[Any, Any]:
             self.keys, self.values = key_states, value_states
-            if self.past is None:
-                return key_states, value_states
-            keys, values = self.past
-            return torch.where(self.here, key_states, keys), torch.where(self.here, value_states, values)
+            return key_states, value_states
 
     return Layer
 
 
-def _masks(positions: Any, columns: Any, windows: Sequence[int | None]) -> Any:
-    """See TorchDecoder._masks: additive (rows, 1, places, columns), by kind of attention where there are several."""
+def _masks(seen: Any, positions: Any, columns: Any, windows: Sequence[int | None]) -> Any:
+    """Additive masks (rows, 1, places, columns) of what is `seen`, by kind of attention where there are several."""
     import torch
 
-    places = positions[:, None, :, None]
     kinds = {}
     for window in set(windows):
-        seen = columns <= places
-        if window is not None:
-            seen = seen & (columns > places - window)
-        mask = torch.zeros((), dtype=torch.float32).masked_fill(~seen, LOWEST)
+        near = seen if window is None else seen & (columns > positions - window)
+        mask = torch.zeros((), dtype=torch.float32).masked_fill(~near, LOWEST)
         kinds["full_attention" if window is None else "sliding_attention"] = mask
     return kinds if len(kinds) > 1 else next(iter(kinds.values()))
 
@@ -105,11 +107,12 @@ def _prefill(model: Any, windows: Sequence[int | None]) -> Any:
         def forward(self, input_ids: Any, lengths: Any) -> Any:
             columns = torch.arange(input_ids.shape[1])
             positions = columns[None].expand(input_ids.shape[0], -1)
+            places = positions[:, None, :, None]
             cache = Cache(layers=[new_layer() for _ in windows])
             kept = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
-                attention_mask=_masks(positions, columns, windows),
+                attention_mask=_masks(columns <= places, places, columns, windows),
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=lengths - 1,
@@ -122,6 +125,7 @@ def _prefill(model: Any, windows: Sequence[int | None]) -> Any:
 
 def _decode(model: Any, windows: Sequence[int | None]) -> Any:
     import torch
+    from transformers import AttentionInterface
     from transformers.cache_utils import Cache
 
     new_layer = _layer_class()
@@ -130,21 +134,50 @@ def _decode(model: Any, windows: Sequence[int | None]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.model = model
+            self.past: Any = ()
+            self.attended = 0
+            """Layers that asked `attend` in the last step."""
+            AttentionInterface.register(ATTENTION, self.attend)
+
+        def attend(
+            self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float | None = None, **_: Any
+        ) -> tuple[Any, None]:
+            self.attended += 1
+            keys, values = self.past[2 * module.layer_idx : 2 * module.layer_idx + 2]
+            return _attend(query, key, value, keys, values, mask, scaling), None
 
         def forward(self, input_ids: Any, positions: Any, past: Any) -> Any:
-            columns = torch.arange(past[0].shape[2])
-            here = (columns[None] == positions[:, None])[:, None, :, None]
-            cache = Cache(layers=[new_layer(past[at : at + 2], here) for at in range(0, len(past), 2)])
+            self.past, self.attended = past, 0
+            columns, places = torch.arange(past[0].shape[2]), positions[:, None, None, None]
+            cache = Cache(layers=[new_layer() for _ in windows])
             logits = self.model(
                 input_ids=input_ids,
                 position_ids=positions[:, None],
-                attention_mask=_masks(positions[:, None], columns, windows),
+                attention_mask=_masks(columns < places, places, columns, windows),
                 past_key_values=cache,
                 use_cache=True,
             ).logits
             return (logits[:, 0], *[state for layer in cache.layers for state in (layer.keys, layer.values)])
 
     return Decode().eval()
+
+
+def _attend(query: Any, key: Any, value: Any, keys: Any, values: Any, mask: Any, scaling: float | None) -> Any:
+    """Attention of one new token per slot to its past, which `mask` shows, and to itself: (slots, 1, heads, size).
+
+    query (slots, heads, 1, size), key and value (slots, cache heads, 1, size), keys and values (slots, cache heads,
+    positions, size), mask additive (slots, 1, 1, positions). A softmax over both parts, whose sums are taken apart.
+    """
+    import torch
+
+    slots, heads, _, size = query.shape
+    shared = key.shape[1]
+    scaled = (query * (size**-0.5 if scaling is None else scaling)).reshape(slots, shared, heads // shared, size)
+    past = scaled @ keys.transpose(-1, -2) + mask
+    here = (scaled * key).sum(-1, keepdim=True)
+    weights = torch.softmax(torch.cat([past, here], -1), -1)
+    found = weights[..., :-1] @ values + weights[..., -1:] * value
+    return found.reshape(slots, heads, 1, size).transpose(1, 2)
 
 
 def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[str, Any]]:

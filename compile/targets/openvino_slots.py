@@ -58,7 +58,11 @@ class OpenVinoSlotsTarget:
         return encoder_target.target.versions()
 
     def options(self, precision: str) -> dict[str, str]:
-        own = {"new_tokens": str(self.new_tokens), "prefill_rows": str(self.prefill_rows), "graphs": "slots"}
+        own = {
+            "new_tokens": str(self.new_tokens),
+            "prefill_rows": str(self.prefill_rows),
+            "graphs": "slots, past apart",
+        }
         return {**encoder_target.target.options(precision), **own}
 
     def machine(self) -> str:
@@ -80,6 +84,7 @@ class OpenVinoSlotsTarget:
             for graph in GRAPHS:
                 model = core.read_model(prepared_dir / f"{graph}.xml")
                 model.reshape(_static_shapes(model, graph, grid))
+                model = _with_caches_in(model, graph, precision)
                 blob = core.compile_model(model, "CPU", cpu_config(precision)).export_model()
                 (out_dir / f"{graph}.blob").write_bytes(blob.getvalue())
                 shutil.copyfile(prepared_dir / f"{graph}.bin", out_dir / f"{graph}.bin")
@@ -112,6 +117,21 @@ def _static_shapes(model: Any, graph: str, grid: Any) -> dict[Any, list[int]]:
     return {model.inputs[0]: [grid.slots, 1], model.inputs[1]: [grid.slots], **caches}
 
 
+def _with_caches_in(model: Any, graph: str, precision: str) -> Any:
+    """The model with keys and values coming in and out as it computes them, not as float32 that it has to convert."""
+    if precision != "bf16":
+        return model
+    from openvino import Type
+    from openvino.preprocess import PrePostProcessor
+
+    ports = PrePostProcessor(model)
+    for index in range(2, len(model.inputs)):
+        ports.input(index).tensor().set_element_type(Type.bf16)
+    for index in range(1, len(model.outputs)):
+        ports.output(index).tensor().set_element_type(Type.bf16)
+    return ports.build()
+
+
 class OpenVinoSlots:
     """See compile.targets.decoders.StaticDecoder."""
 
@@ -121,10 +141,15 @@ class OpenVinoSlots:
         self.vocab_size = int(decode.outputs[0].shape[-1])
         self._prefill, self._decode = prefill.create_infer_request(), decode.create_infer_request()
         self._rows = np.arange(self.grid.slots)
-        self._caches = [np.zeros(tuple(port.shape), np.float32) for port in decode.inputs[2:]]
-        for index, cache in enumerate(self._caches):
-            # Shared, so that what is written into the array is what the graph reads.
-            self._decode.set_input_tensor(index + 2, openvino.Tensor(cache, shared_memory=True))
+        self._bits: Any = np.float32
+        """What caches are kept as: numpy has no bfloat16, and zero is zero in both."""
+        if decode.inputs[2].get_element_type() == openvino.Type.bf16:
+            self._bits = np.uint16
+        self._caches = [np.zeros(tuple(port.shape), self._bits) for port in decode.inputs[2:]]
+        for index, (cache, port) in enumerate(zip(self._caches, decode.inputs[2:], strict=True)):
+            # It shares the array's memory, so that what is written there is what the graph reads.
+            tensor = openvino.Tensor(cache, list(port.shape), port.get_element_type())
+            self._decode.set_input_tensor(index + 2, tensor)
 
     def prefill(self, slots: Sequence[int], prompts: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
         check_prefill(self.grid, slots, prompts)
@@ -135,7 +160,7 @@ class OpenVinoSlots:
         for cache, state in zip(self._caches, states, strict=True):
             # Zero beyond the prompt: a mask hides what another row left, unless it is NaN.
             cache[list(slots)] = 0
-            cache[list(slots), :, :places] = np.where(real, state[:count], np.float32(0))
+            cache[list(slots), :, :places] = np.where(real, state[:count], self._bits(0))
         return np.array(logits[:count], np.float32)
 
     def decode(self, tokens: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -145,13 +170,15 @@ class OpenVinoSlots:
             cache[self._rows, :, positions] = state[:, :, 0]
         return np.array(logits, np.float32)
 
-    def _run(self, request: Any, ids: NDArray[np.int64], places: NDArray[np.int64]) -> list[NDArray[np.float32]]:
+    def _run(self, request: Any, ids: NDArray[np.int64], places: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Logits, float32, and keys and values in the bits of the caches."""
         openvino = openvino_package()
         try:
             request.set_input_tensor(0, openvino.Tensor(np.ascontiguousarray(ids)))
             request.set_input_tensor(1, openvino.Tensor(np.ascontiguousarray(places)))
             request.infer()
-            return [request.get_output_tensor(index).data for index in range(1 + len(self._caches))]
+            logits, *states = (request.get_output_tensor(index).data for index in range(1 + len(self._caches)))
+            return [logits, *(state.view(self._bits) for state in states)]
         except RuntimeError as error:
             raise DeviceError(f"openvino-slots: {self.grid}: {error}") from error
 

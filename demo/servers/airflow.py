@@ -147,7 +147,7 @@ def _settings(data_dir: Path, database_url: str, dags_dir: Path, port: int, logi
         "api_auth": {"jwt_secret": login["jwt"]},
         # The default of one second is most of what a small task costs.
         "scheduler": {
-            "scheduler_idle_sleep_time": "0.1",
+            "scheduler_idle_sleep_time": "0.25",
             # Tasks of an installation that was killed are found and run again after a minute, not after five.
             "task_instance_heartbeat_timeout": "60",
             "task_instance_heartbeat_timeout_detection_interval": "5",
