@@ -3,11 +3,12 @@
     python -m bench.generate [--rows 240] [--rounds 3] [--model DIR] [--json FILE]
 
 SmolLM2-135M-Instruct answers one question about each review, greedily, in at most 48 tokens. Every contestant is a
-process of its own that reads Parquet and writes Parquet; its whole CPU time counts, workers included. Two run at a
-time, each pinned to one core, and change cores every round; what is compared is compared within such a pair, for the
-machine may be another one a minute later: Lengthwise as the command line runs it (target `openvino`) with OpenVINO GenAI used
-directly, and on a stratified share of the rows with transformers' `generate` over batches of sorted prompts, as well as
-Lengthwise with target `openvino-slots` with GenAI. Medians over the rounds are taken.
+process of its own that reads Parquet and writes Parquet; its whole CPU time counts, workers included.
+
+Two run at a time, each pinned to one core, and change cores every round; what is compared is compared within such a
+pair, for the machine may be another one a minute later: Lengthwise as the command line runs it (target `openvino`) with
+OpenVINO GenAI used directly; on a stratified share of the rows Lengthwise with transformers' `generate` over batches of
+sorted prompts; and target `openvino-slots` with GenAI. Medians over the rounds are taken.
 
 The others get the prompts as token ids; Lengthwise renders and tokenises its own. As in `bench.quick`, what a night
 costs before its first row (processes, imports, loading; for Lengthwise measured on a night of eight rows) is told apart
