@@ -178,6 +178,33 @@ def test_every_wrong_line_is_in_the_error_file_and_the_rest_is_answered(tmp_path
     assert len({line["id"] for line in errors + lines_of(tmp_path, "output")}) == rows
 
 
+def test_a_line_that_fails_while_it_is_generated_is_in_the_error_file(tmp_path: Path) -> None:
+    """Its logits are NaN: the model's own fault, no request's, so its status says so and the others are answered."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    broken = make_decoder(tmp_path / "models/llama")
+    model = AutoModelForCausalLM.from_pretrained(broken)
+    poison = AutoTokenizer.from_pretrained(broken)("~", add_special_tokens=False)["input_ids"][0]
+    with torch.no_grad():
+        model.get_input_embeddings().weight[poison] = float("nan")
+    model.save_pretrained(broken)
+    never = {"logit_bias": {str(poison): -1e9}}
+    sound, store = [completion("first", "a b c"), completion("last", "d e")], {"artifacts": f"{tmp_path}/artifacts"}
+    clean = home_of(tmp_path / "clean", broken, never, **store)  # no artifact can be proven on the broken line
+    put(tmp_path / "clean", sound)
+    run_here(clean)
+    put(tmp_path, [sound[0], completion("broken", "~"), sound[1]])
+    report = run_here(home_of(tmp_path, broken, never, **store))
+    assert (report["predicted"], report["reject_reasons"]) == (2, {"nan_logits": 1})
+    assert answers_of(tmp_path) == answers_of(tmp_path / "clean")
+    (line,) = lines_of(tmp_path, "error")
+    (row,) = table_of(tmp_path, "rejects")
+    assert (line["custom_id"], line["response"]["status_code"]) == ("broken", 500)
+    assert line["response"]["body"]["error"]["type"] == "server_error"
+    assert line["error"]["message"].startswith(row["message"])
+
+
 def test_every_reject_reason_has_a_status() -> None:
     other_formats = {"malformed_csv", "missing_column", "null_text", "wrong_type"}
     assert set(CODES) == set(REASONS) - set(INFER_REASONS) - other_formats
