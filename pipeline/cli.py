@@ -88,7 +88,10 @@ def plan(
     picture: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="draw lengths, shapes and padding")] = None,
     as_json: Json = False,
 ) -> None:
-    """Tokenise a night and show its shape plan beside the alternatives; nothing is compiled or published."""
+    """Tokenise a night and show its shape plan beside the alternatives; nothing is published.
+
+    A job's first plan times a few shapes on this machine, and keeps none of them.
+    """
     from pipeline import flow, plan_comparison, render
     from pipeline.errors import JobError
 
