@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from compile.neuron_settings import NeuronSettings
@@ -23,6 +22,7 @@ from pipeline.errors import JobError
 from pipeline.job_generate import BATCH_API_COLUMNS, GENERATED_COLUMNS, Generate
 from pipeline.job_neuron import Neuron
 from pipeline.job_output import Catalog, Output
+from pipeline.job_yaml import read_yaml
 from pipeline.splits import MAX_SPLIT_BYTES, MAX_SPLIT_ROWS
 
 ColumnType = Literal["string", "bool", "int32", "int64", "float", "double", "date", "timestamp"]
@@ -64,7 +64,9 @@ def _kept(value: Any) -> Any:
 class Input(_Strict):
     """The night's rows."""
 
-    uri: str = Field(min_length=1, description="objects of one night: a prefix ending in /, an object or a glob; {ds}")
+    uri: Annotated[str, AfterValidator(job_values.only_ds_in_braces)] = Field(
+        min_length=1, description="objects of one night: a prefix ending in /, an object or a glob; {ds}"
+    )
     format: Format = "auto"
     split: str | None = Field(None, min_length=1, description="split of a saved DatasetDict or a hub dataset")
     config: str | None = Field(None, min_length=1, description="configuration of a hub dataset")
@@ -311,16 +313,7 @@ class Job(_Strict):
 
 def load_job(path: Path) -> Job:
     """The validated job; relative paths in it are taken from the job file's folder. Raises JobError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(
-            f"{path}: cannot be read ({error}); give the path of a job file, for example jobs/x.yaml"
-        ) from error
-    try:
-        data = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader that refuses a key given twice
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-13-45
-        raise JobError(f"{path}: not valid YAML: {error}") from error
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise JobError(f"{path}: a job file is a mapping of fields; the first is name: ...")
     return _located(parse_job(data, str(path)), path.resolve().parent)
@@ -374,16 +367,3 @@ def _explain(item: Any) -> str:
         return f"{field}: is required"
     text = item["msg"].removeprefix("Value error, ") + ("" if isinstance(value, dict) else f" (got {value!r})")
     return f"{field}: {text}" if field else text
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML itself lets the last of two equal keys win silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        # `<<` merges another mapping, whose keys may be given again.
-        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        keys = [self.construct_object(key, deep=True) for key in own]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)

@@ -41,6 +41,8 @@ class Output(pydantic.BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Output:
+        if re.search(r"\{\s*\w+\s*\}", self.uri):
+            raise ValueError("uri: nothing in braces is filled in; every night has a partition ds=… below it")
         if (self.table == "iceberg") != (self.catalog is not None):
             raise ValueError("table: iceberg and catalog: {name: ...} belong together; give both or neither")
         return self

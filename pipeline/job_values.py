@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zoneinfo
 from typing import Any
 
@@ -71,3 +72,14 @@ def replan_share(value: Any) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
         raise ValueError("write never, auto, or the share of seconds that a re-plan must save, for example 0.1")
     return float(value)
+
+
+def only_ds_in_braces(uri: str) -> str:
+    """A URI in which `{ds}` is all that has braces. Raises ValueError: nothing else is filled in."""
+    other = re.search(r"[{}]", uri.replace("{{ds}}", "{{ds").replace("{ds}", ""))
+    if other:
+        raise ValueError(
+            "only {ds}, the partition date, is filled in here, in single braces; "
+            "write ? for a brace that belongs to a name"
+        )
+    return uri

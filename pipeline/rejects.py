@@ -12,7 +12,7 @@ from pipeline.job import Input
 from pipeline.values import cast_value, shown
 
 REASONS = {
-    "malformed_json": "the line is not valid JSON",
+    "malformed_json": "the line is not JSON that can be read",
     "not_an_object": "the line is JSON, but not an object with columns",
     "malformed_csv": "a line of a record with more or fewer fields than the header, or with broken quoting",
     "invalid_utf8": "the bytes are not UTF-8",
@@ -27,7 +27,7 @@ REASONS = {
     "unsupported_field": "a batch file's line asks for what this version or target does not do",
     "unknown_model": "a batch file's line names another model than the job's served_model_names",
     "duplicate_id": "another line of the night's batch files has the same custom_id and comes first",
-    "missing_id": "the id column is null or not a scalar",
+    "missing_id": "the id column is null, or neither text nor a whole number",
     "bad_kept_value": "a kept column's value does not fit its declared type",
     "too_long": "the row has more tokens than max_length and the job's truncation is reject",
     "no_tokens": "the text has no token at all",
@@ -218,5 +218,7 @@ def _row_id(values: Mapping[str, Any], spec: Input) -> str | Reject | None:
     if isinstance(value, Reject):
         return value
     if value is None or not isinstance(value, str | int) or isinstance(value, bool):
-        return reject("read", "missing_id", f"id column {spec.id!r} is {shown(value)}", values)
+        return reject(
+            "read", "missing_id", f"id column {spec.id!r} is {shown(value)}; an id is a text or a whole number", values
+        )
     return _encodable(str(value), spec.id, values)

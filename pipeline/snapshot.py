@@ -106,8 +106,9 @@ def _check_missing(context: Context, input_uri: str, generation: int) -> None:
         )
     if context.job.input.when_missing == "fail":
         raise JobError(
-            f"{input_uri}: no input objects for ds={context.ds}; check the URI (a folder ends in /), wait for the "
-            "night's data, or set input.when_missing: empty to publish an empty partition"
+            f"{input_uri}: no input objects for ds={context.ds}; check the URI (a folder ends in /, a glob such as "
+            "…/*.jsonl matches whole names), wait for the night's data, or set input.when_missing: empty to publish an "
+            "empty partition"
         )
 
 
@@ -116,18 +117,23 @@ def load_snapshot(objects: Objects, uri: str) -> Snapshot:
 
 
 def list_input(objects: Objects, uri: str) -> list[ObjectInfo]:
-    """Objects that a URI means: a prefix ending in `/`, a glob, or one object.
+    """Objects that a URI means: a prefix ending in `/`, one object, or a glob where nothing has that very name.
 
     Names that start with `_` or `.` are bookkeeping of other tools, empty objects are folder markers: neither is data.
     """
     stem = re.split(_GLOB, uri, maxsplit=1)[0]
     base = stem[: stem.rindex("/") + 1] if "/" in stem else ""
 
-    def wanted(found: str) -> bool:
-        meant = fnmatch.fnmatchcase(found, uri) if stem != uri else uri.endswith("/") or found == uri
-        return meant and not _hidden(found[len(base) :])
+    def named(found: str) -> bool:
+        return (found.startswith(uri) if uri.endswith("/") else found == uri) and not _hidden(found[len(base) :])
 
-    return [info for info in objects.list_info(stem, wanted) if info.size_bytes]
+    def matched(found: str) -> bool:
+        return fnmatch.fnmatchcase(found, uri) and not _hidden(found[len(base) :])
+
+    found = [info for info in objects.list_info(uri, named) if info.size_bytes]
+    if found or stem == uri:
+        return found
+    return [info for info in objects.list_info(stem, matched) if info.size_bytes]
 
 
 def _hidden(relative: str) -> bool:

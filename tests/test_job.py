@@ -298,14 +298,14 @@ YAML = "name: x\nmodel: {uri: %s}\ninput: {uri: '%s', text: t}\noutput: {uri: %s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\nname: b\n", "key 'name' is given twice"),
-        ("model:\n  uri: a\n  uri: b\n", "key 'uri' is given twice"),
+        ("name: a\nname: b\n", "key 'name' is given twice\n  in \"{path}\", line 2, column 1"),
+        ("model:\n  uri: a\n  uri: b\n", "key 'uri' is given twice\n  in \"{path}\", line 3, column 3"),
         ("- a\n", "a job file is a mapping of fields"),
         ("", "a job file is a mapping of fields"),
         ("a: [", "not valid YAML"),
         ("? [a]\n: 1\n", "not valid YAML"),
         ("a: !!python/object/apply:os.getpid []", "not valid YAML"),
-        ("start_date: 2026-13-45\n", "not valid YAML: month must be in 1..12"),
+        ("name: x\nstart_date: 2026-13-45\n", "not valid YAML: month must be in 1..12\n  in \"{path}\", line 2, column 13"),
         ("a: " + "[" * 3000, "not valid YAML"),
     ],
 )
@@ -314,15 +314,34 @@ def test_files_that_are_no_job(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(JobError) as raised:
         load_job(path)
     assert str(raised.value).startswith(f"{path}: ")
-    assert message in str(raised.value)
+    assert message.format(path=path) in str(raised.value)
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"name: \xe9")
-    for path in (tmp_path / "none.yaml", tmp_path, latin):
-        with pytest.raises(JobError, match="cannot be read"):
+    for path, message in ((tmp_path / "none.yaml", "cannot be read"), (tmp_path, "cannot be read"), (latin, "UTF-8")):
+        with pytest.raises(JobError, match=message):
             load_job(path)
+
+
+@pytest.mark.parametrize(
+    ("section", "uri", "message"),
+    [
+        ("input", "in/ds={date}/", "only {ds}"),
+        ("input", "in/{ds}/{ds_nodash}/", "only {ds}"),
+        ("input", "in/ds={{ ds }}/", "only {ds}"),
+        ("input", "in/ds={{ds}}/", "only {ds}"),
+        ("input", "in/{/", "only {ds}"),
+        ("output", "out/{ds}", "every night has a partition"),
+    ],
+)
+def test_nothing_else_in_braces_is_filled_in(section: str, uri: str, message: str) -> None:
+    data = job_with()
+    data[section] = {**data[section], "uri": uri}
+    with pytest.raises(JobError) as raised:
+        parse_job(data, "test")
+    assert message in str(raised.value)
 
 
 def test_yaml_merge_keys_work_and_may_override(tmp_path: Path) -> None:

@@ -39,6 +39,22 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"s3://{endpoint.bucket}"
 
 
+def test_a_name_with_the_signs_of_a_glob_is_first_of_all_a_name(base: str) -> None:
+    objects = Objects()
+    for name in ("odd[1]?/a.jsonl", "odd1x/b.jsonl", "odd1x/[c].jsonl", "odd1x/c.jsonl", "odd1x/_d.jsonl"):
+        objects.put(f"{base}/in/{name}", b"{}\n")
+    table = {
+        "odd[1]?/": ["odd[1]?/a.jsonl"],
+        "odd[1]?/a.jsonl": ["odd[1]?/a.jsonl"],
+        "odd[1]?/*.jsonl": ["odd1x/[c].jsonl", "odd1x/b.jsonl", "odd1x/c.jsonl"],
+        "odd1x/[c].jsonl": ["odd1x/[c].jsonl"],
+        "odd1x/[bc].jsonl": ["odd1x/b.jsonl", "odd1x/c.jsonl"],
+        "odd[2]?/": [],
+    }
+    for uri, found in table.items():
+        assert [info.uri.removeprefix(f"{base}/in/") for info in list_input(objects, f"{base}/in/{uri}")] == found, uri
+
+
 def test_what_a_uri_means(base: str) -> None:
     """A folder, a glob or one object. An empty object is no data, bookkeeping only where its folder is asked for."""
     objects = Objects()

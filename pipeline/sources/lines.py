@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,8 +90,12 @@ def _parse_json(line: bytes) -> dict[str, Any] | Reject:
         values = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         return reject("read", "invalid_utf8", f"byte {error.start} of the line: {error.reason}", line)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         return reject("read", "malformed_json", str(error)[:500], line)
+    except RecursionError:
+        return reject("read", "malformed_json", "values are nested too deeply", line)
+    except ValueError:  # Python's limit, of which its message speaks to programmers
+        return reject("read", "malformed_json", f"a number has more than {sys.get_int_max_str_digits()} digits", line)
     if not isinstance(values, dict):
         return reject("read", "not_an_object", f"the line is a JSON {type(values).__name__}", line)
     return values
