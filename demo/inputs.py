@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -64,21 +65,21 @@ def put_model(s3: S3Endpoint, folder: Path) -> Uploaded:
     return uploader.uploaded
 
 
-def put_nights(s3: S3Endpoint, last_night: date) -> Uploaded:
-    """Put the fixed nights, and a short one for `last_night`, to s3://<bucket>/reviews/ds=YYYY-MM-DD/.
+def put_nights(s3: S3Endpoint, last_nights: Sequence[date]) -> Uploaded:
+    """Put the fixed nights, and a short one for each of `last_nights`, to s3://<bucket>/reviews/ds=YYYY-MM-DD/.
 
     Airflow starts the newest scheduled night by itself as soon as a DAG is unpaused; so it finds reviews as well.
     """
     uploader = Uploader(s3)
     write_nights(uploader.put, REVIEWS_PREFIX)
-    if last_night.isoformat() not in {night.ds for night in NIGHTS}:
-        short = Night(last_night.isoformat(), "parquet", files=1, positive=NIGHTS[-1].positive, rows=_LAST_NIGHT_ROWS)
+    for ds in {night.isoformat() for night in last_nights} - {night.ds for night in NIGHTS}:
+        short = Night(ds, "parquet", files=1, positive=NIGHTS[-1].positive, rows=_LAST_NIGHT_ROWS)
         rows = choose_rows()[NIGHTS[-1].ds][: short.rows]
         for name, data in night_files(short, rows):
-            uploader.put(f"{REVIEWS_PREFIX}/ds={short.ds}/{name}", data)
+            uploader.put(f"{REVIEWS_PREFIX}/ds={ds}/{name}", data)
     return uploader.uploaded
 
 
-def newest_scheduled_night(today: date) -> date:
-    """The night that a daily schedule ran for most recently: yesterday's."""
-    return today - timedelta(days=1)
+def scheduled_nights(today: date) -> tuple[date, date]:
+    """The nights that a daily schedule may run for today: yesterday, and until its hour the day before."""
+    return today - timedelta(days=2), today - timedelta(days=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 
 from demo.chat_model import build_chat_model
-from demo.inputs import newest_scheduled_night, put_model, put_nights
+from demo.inputs import put_model, put_nights, scheduled_nights
 from demo.nights import NIGHTS, choose_rows, night_files, put_local
 from demo.query import POSITIVE_SHARE, positive_share
 from demo.servers.seaweed import S3Endpoint
@@ -45,8 +45,8 @@ class Show:
 
 def put_sentiment_inputs(s3: S3Endpoint, folder: Path, say: Say) -> None:
     say(f"sentiment model in s3://{s3.bucket}/models/reviews-sentiment/: {put_model(s3, folder / 'models')}")
-    last_night = newest_scheduled_night(datetime.now(UTC).date())
-    say(f"reviews of {len(NIGHTS)} nights in s3://{s3.bucket}/reviews/: {put_nights(s3, last_night)}")
+    last_nights = scheduled_nights(datetime.now(UTC).date())
+    say(f"reviews of {len(NIGHTS)} nights in s3://{s3.bucket}/reviews/: {put_nights(s3, last_nights)}")
 
 
 def show_positive_share(s3: S3Endpoint) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 from neuron_tools import double_environment, double_for_job, events
 
 from demo.airflow_client import AirflowClient, ApiError
+from demo.inputs import scheduled_nights
 from demo.progress import Progress, RunFailedError
 from demo.servers.airflow import AirflowEndpoint, local_airflow
 from demo.servers.postgres import local_postgres
@@ -75,7 +76,7 @@ class Live:
         return parts
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 900) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 900) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -101,9 +102,9 @@ def live(s3_server: S3Endpoint, tiny_model: Path, tmp_path_factory: pytest.TempP
     with pytest.MonkeyPatch.context() as patch, local_postgres(folder / "pg") as postgres:
         for name, value in s3.environment().items():
             patch.setenv(name, value)
-        # Unpausing a DAG also starts the newest night that its schedule missed.
-        yesterday = (datetime.now(UTC) - timedelta(days=1)).date().isoformat()
-        for ds, count in {**ROWS, yesterday: 10}.items():
+        # Unpausing a DAG also starts the newest night that its schedule missed: until two o'clock not yesterday's.
+        missed = {night.isoformat(): 10 for night in scheduled_nights(datetime.now(UTC).date())}
+        for ds, count in {**missed, **ROWS}.items():
             put_rows(Objects().put, root, rows(count, seed=count), ds)
         options: dict[str, Any] = {"environment": environment, "pools": {"cores": 2}}
         with local_airflow(folder / "airflow", postgres.url, ROOT / "dags", **options) as airflow:
@@ -143,7 +144,7 @@ def backfilled(live: Live) -> list[str]:
     def scheduled() -> list[str]:
         return [run["dag_run_id"] for run in live.client.runs(DAG) if run["run_type"] == "scheduled"]
 
-    wait_until(lambda: len(ids()) == 3 and len(scheduled()) == 1)
+    wait_until(lambda: len(ids()) == 3 and scheduled())
     live.follow(*ids(), *scheduled(), done=lambda: live.client.backfill_done(number))
     return ids()
 

@@ -78,7 +78,11 @@ def with_value(path: str, value: Any) -> dict[str, Any]:
         (with_value("meta", "x"), "wrong_type", "column 'meta.title': 'meta' is str, not an object"),
         (with_value("meta.body", [1]), "wrong_type", "column 'meta.body.text': 'meta.body' is list, not an object"),
         (with_value("other", {}), "missing_column", "no column 'other.text'"),
-        (with_value("meta.key", None), "missing_id", "id column 'meta.key' is 'None'; an id is a text or a whole number"),
+        (
+            with_value("meta.key", None),
+            "missing_id",
+            "id column 'meta.key' is 'None'; an id is a text or a whole number",
+        ),
         (with_value("meta.body.stars", "x"), "bad_kept_value", "column 'meta.body.stars', kept as 'stars'"),
     ],
 )

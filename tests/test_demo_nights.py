@@ -6,15 +6,18 @@ import gzip
 import io
 import json
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from demo.inputs import scheduled_nights
 from demo.nights import NIGHTS, ODD_LINES, put_local, write_large_night, write_nights
 from demo.reference import read_rows, usable
 from demo.reviews import load_reviews
+from pipeline.airflow_task import partition_date
 from pipeline.rejects import REASONS
 
 
@@ -125,3 +128,12 @@ def test_a_large_night_repeats_reviews_only_when_they_run_out() -> None:
     counts = Counter(record["text"] for key, data in objects.items() for record in _records(key, data))
     assert len(counts) == sentences
     assert set(counts.values()) <= {20_000 // sentences, 20_000 // sentences + 1}
+
+
+@pytest.mark.parametrize("hour", range(24))
+def test_the_night_that_airflow_starts_by_itself_has_rows_at_any_hour(hour: int) -> None:
+    """The schedule's newest interval ends at its last two o'clock; the night is the day on which it began."""
+    now = datetime(2026, 12, 1, hour, 30, tzinfo=UTC)
+    ended = now.replace(hour=2, minute=0) - timedelta(days=hour < 2)
+    night = partition_date(None, None, ended - timedelta(days=1), ended, UTC)
+    assert night in {day.isoformat() for day in scheduled_nights(now.date())}

@@ -305,7 +305,10 @@ YAML = "name: x\nmodel: {uri: %s}\ninput: {uri: '%s', text: t}\noutput: {uri: %s
         ("a: [", "not valid YAML"),
         ("? [a]\n: 1\n", "not valid YAML"),
         ("a: !!python/object/apply:os.getpid []", "not valid YAML"),
-        ("name: x\nstart_date: 2026-13-45\n", "not valid YAML: month must be in 1..12\n  in \"{path}\", line 2, column 13"),
+        (
+            "name: x\nstart_date: 2026-13-45\n",
+            'not valid YAML: month must be in 1..12\n  in "{path}", line 2, column 13',
+        ),
         ("a: " + "[" * 3000, "not valid YAML"),
     ],
 )
