@@ -25,7 +25,7 @@ class AirflowClient:
     url: str
     username: str
     password: str
-    timeout_s: float = 30
+    timeout_s: float = 120
     _token: str | None = field(default=None, repr=False)
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
@@ -58,6 +58,8 @@ class AirflowClient:
                 content = answer.read()
         except urllib.error.HTTPError as error:
             raise ApiError(error.code, error.read().decode(errors="replace")[:2000]) from None
+        except TimeoutError:
+            raise TimeoutError(f"Airflow did not answer {method} {path} within {self.timeout_s:g} s") from None
         return json.loads(content) if content else None
 
     def health(self) -> dict[str, Any]:

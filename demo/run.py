@@ -26,7 +26,7 @@ from demo.servers.seaweed import S3Endpoint, local_s3
 from demo.shows import ROOT, SENTIMENT, Show, find_show
 
 S3_FOLDER = "s3"
-_RUNS_TIMEOUT_S = 900
+_RUNS_TIMEOUT_S = 1800
 
 
 class DemoError(Exception):
