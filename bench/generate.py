@@ -130,8 +130,8 @@ def prepare(bench: Bench, rows: int, say: Callable[[str], None]) -> None:
     """Rows, and what exists before any night: conversions, plans, artifacts. Unmeasured."""
     write_ir(bench.model)
     texts = short_enough(bench.model, rows)
-    for pair in PAIRS:
-        write_prompts(bench.model, stratified(texts, max(START_ROWS, rows // pair.share)), bench.night(pair.ds))
+    for ds, share in {pair.ds: pair.share for pair in PAIRS}.items():
+        write_prompts(bench.model, stratified(texts, max(START_ROWS, rows // share)), bench.night(ds))
     write_prompts(bench.model, stratified(texts, START_ROWS), bench.night(START))
     say(f"{rows} rows and the model for GenAI are ready")
     for who, target in TARGETS.items():

@@ -1,4 +1,4 @@
-"""Compares Lengthwise with what one would otherwise write, in CPU seconds, within four minutes.
+"""Compares Lengthwise with what one would otherwise write, in CPU seconds, in about four minutes.
 
     python -m bench.quick [--json FILE]
 

@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -122,18 +122,14 @@ def list_input(objects: Objects, uri: str) -> list[ObjectInfo]:
     Names that start with `_` or `.` are bookkeeping of other tools, empty objects are folder markers: neither is data.
     """
     stem = re.split(_GLOB, uri, maxsplit=1)[0]
-    base = stem[: stem.rindex("/") + 1] if "/" in stem else ""
 
-    def named(found: str) -> bool:
-        return (found.startswith(uri) if uri.endswith("/") else found == uri) and not _hidden(found[len(base) :])
+    def data(prefix: str, meant: Callable[[str], bool]) -> list[ObjectInfo]:
+        folder = prefix[: prefix.rfind("/") + 1]
+        wanted = objects.list_info(prefix, lambda found: meant(found) and not _hidden(found[len(folder) :]))
+        return [info for info in wanted if info.size_bytes]
 
-    def matched(found: str) -> bool:
-        return fnmatch.fnmatchcase(found, uri) and not _hidden(found[len(base) :])
-
-    found = [info for info in objects.list_info(uri, named) if info.size_bytes]
-    if found or stem == uri:
-        return found
-    return [info for info in objects.list_info(stem, matched) if info.size_bytes]
+    named = data(uri, lambda found: uri.endswith("/") or found == uri)
+    return named if named or stem == uri else data(stem, lambda found: fnmatch.fnmatchcase(found, uri))
 
 
 def _hidden(relative: str) -> bool:

@@ -41,7 +41,14 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_a_name_with_the_signs_of_a_glob_is_first_of_all_a_name(base: str) -> None:
     objects = Objects()
-    for name in ("odd[1]?/a.jsonl", "odd1x/b.jsonl", "odd1x/[c].jsonl", "odd1x/c.jsonl", "odd1x/_d.jsonl"):
+    for name in (
+        "odd[1]?/a.jsonl",
+        "odd1x/b.jsonl",
+        "odd1x/[c].jsonl",
+        "odd1x/c.jsonl",
+        "odd1x/_d.jsonl",
+        "_[e]/e.jsonl",
+    ):
         objects.put(f"{base}/in/{name}", b"{}\n")
     table = {
         "odd[1]?/": ["odd[1]?/a.jsonl"],
@@ -50,6 +57,8 @@ def test_a_name_with_the_signs_of_a_glob_is_first_of_all_a_name(base: str) -> No
         "odd1x/[c].jsonl": ["odd1x/[c].jsonl"],
         "odd1x/[bc].jsonl": ["odd1x/b.jsonl", "odd1x/c.jsonl"],
         "odd[2]?/": [],
+        "_[e]/": ["_[e]/e.jsonl"],
+        "*.jsonl": ["odd1x/[c].jsonl", "odd1x/b.jsonl", "odd1x/c.jsonl", "odd[1]?/a.jsonl"],
     }
     for uri, found in table.items():
         assert [info.uri.removeprefix(f"{base}/in/") for info in list_input(objects, f"{base}/in/{uri}")] == found, uri

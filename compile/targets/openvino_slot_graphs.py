@@ -19,7 +19,7 @@ from compile.targets.openvino_gates import keep_gates_apart
 
 GRAPHS = ("prefill", "decode")
 ATTENTION = "lengthwise_past_and_here"
-"""Name under which transformers finds `_attend`."""
+"""Name under which transformers finds a PastAttention."""
 
 
 def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None], rope_limit: int | None) -> Path:
@@ -43,7 +43,8 @@ def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None
     partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    prefill, decode, examples = _modules(model, windows)
+    attention = PastAttention()
+    prefill, decode, examples = _modules(model, windows, attention)
     try:
         with quiet():
             for name, module in zip(GRAPHS, (prefill, decode), strict=True):
@@ -53,7 +54,7 @@ def convert_slots(model_dir: Path, directory: Path, windows: Sequence[int | None
                 wanted = 2 if name == "prefill" else 2 + 2 * layers
                 if len(graph.inputs) != wanted:
                     raise CompileError(f"openvino-slots: {name} has {len(graph.inputs)} inputs instead of {wanted}")
-                if name == "decode" and decode.attended != layers:
+                if name == "decode" and attention.layers != layers:
                     raise CompileError(f"openvino-slots: {type(model).__name__} has attention of its own making")
                 for port, example in zip(graph.inputs[2:], examples[name].get("past", []), strict=True):
                     shape = [-1, example.shape[1], -1, example.shape[3]]
@@ -123,9 +124,31 @@ def _prefill(model: Any, windows: Sequence[int | None]) -> Any:
     return Prefill().eval()
 
 
-def _decode(model: Any, windows: Sequence[int | None]) -> Any:
+class PastAttention:
+    """The attention of a step, as transformers calls it for each layer: to the caches, and to the new token apart.
+
+    It holds no model: transformers keeps what is registered as long as the process lives.
+    """
+
+    def __init__(self) -> None:
+        from transformers import AttentionInterface
+
+        self.past: Any = ()
+        """Keys and values of the layers in turn."""
+        self.layers = 0
+        """So many have asked in this step."""
+        AttentionInterface.register(ATTENTION, self)
+
+    def __call__(
+        self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float | None = None, **_: Any
+    ) -> tuple[Any, None]:
+        self.layers += 1
+        keys, values = self.past[2 * module.layer_idx : 2 * module.layer_idx + 2]
+        return _attend(query, key, value, keys, values, mask, scaling), None
+
+
+def _decode(model: Any, windows: Sequence[int | None], attention: PastAttention) -> Any:
     import torch
-    from transformers import AttentionInterface
     from transformers.cache_utils import Cache
 
     new_layer = _layer_class()
@@ -134,20 +157,9 @@ def _decode(model: Any, windows: Sequence[int | None]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.model = model
-            self.past: Any = ()
-            self.attended = 0
-            """Layers that asked `attend` in the last step."""
-            AttentionInterface.register(ATTENTION, self.attend)
-
-        def attend(
-            self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float | None = None, **_: Any
-        ) -> tuple[Any, None]:
-            self.attended += 1
-            keys, values = self.past[2 * module.layer_idx : 2 * module.layer_idx + 2]
-            return _attend(query, key, value, keys, values, mask, scaling), None
 
         def forward(self, input_ids: Any, positions: Any, past: Any) -> Any:
-            self.past, self.attended = past, 0
+            attention.past, attention.layers = past, 0
             columns, places = torch.arange(past[0].shape[2]), positions[:, None, None, None]
             cache = Cache(layers=[new_layer() for _ in windows])
             logits = self.model(
@@ -180,7 +192,7 @@ def _attend(query: Any, key: Any, value: Any, keys: Any, values: Any, mask: Any,
     return found.reshape(slots, heads, 1, size).transpose(1, 2)
 
 
-def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[str, Any]]:
+def _modules(model: Any, windows: Sequence[int | None], attention: PastAttention) -> tuple[Any, Any, dict[str, Any]]:
     """The two functions as torch modules, and tensors to trace them with."""
     import torch
 
@@ -193,4 +205,4 @@ def _modules(model: Any, windows: Sequence[int | None]) -> tuple[Any, Any, dict[
         "prefill": {"input_ids": ids, "lengths": lengths},
         "decode": {"input_ids": ids[:, :1], "positions": lengths, "past": past},
     }
-    return prefill, _decode(model, windows), examples
+    return prefill, _decode(model, windows, attention), examples

@@ -84,7 +84,7 @@ class OpenVinoSlotsTarget:
             for graph in GRAPHS:
                 model = core.read_model(prepared_dir / f"{graph}.xml")
                 model.reshape(_static_shapes(model, graph, grid))
-                model = _with_caches_in(model, graph, precision)
+                model = _with_caches_in(model, precision)
                 blob = core.compile_model(model, "CPU", cpu_config(precision)).export_model()
                 (out_dir / f"{graph}.blob").write_bytes(blob.getvalue())
                 shutil.copyfile(prepared_dir / f"{graph}.bin", out_dir / f"{graph}.bin")
@@ -117,7 +117,7 @@ def _static_shapes(model: Any, graph: str, grid: Any) -> dict[Any, list[int]]:
     return {model.inputs[0]: [grid.slots, 1], model.inputs[1]: [grid.slots], **caches}
 
 
-def _with_caches_in(model: Any, graph: str, precision: str) -> Any:
+def _with_caches_in(model: Any, precision: str) -> Any:
     """The model with keys and values coming in and out as it computes them, not as float32 that it has to convert."""
     if precision != "bf16":
         return model

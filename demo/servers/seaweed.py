@@ -97,8 +97,8 @@ def local_s3(data_dir: Path, bucket: str = "lake", port: int | None = None) -> I
         "-master.telemetry=false",
         *(f"-{flag}={number}" for flag, number in zip(_SIDE_PORTS, side_ports, strict=True)),
     ]
-    # Its keys come from the standard variables; nothing else of our AWS settings may reach it. The memory limit counts
-    # what is reserved, of which a quarter is resident: near 256 MiB its collector never rests, a quarter of a core.
+    # Its keys come from the standard variables; nothing else of our AWS settings may reach it. Without a limit it
+    # takes 0.6-0.9 GB; with one of 256 MiB its collector never rested, which cost a quarter of a core.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     env = inherited | {
         "AWS_ACCESS_KEY_ID": endpoint.access_key,
