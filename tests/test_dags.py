@@ -109,6 +109,7 @@ def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
                 "job_neuron",
                 "job_output",
                 "job_values",
+                "job_yaml",
                 "processes",
                 "splits",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,15 +176,13 @@ def _tokenizer(architecture: str) -> Any:
 
 
 def _bert_tokenizer(*, token_types: bool) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core = Tokenizer(models.WordPiece(_word_pieces(), unk_token="[UNK]"))
     core.normalizer = normalizers.BertNormalizer(lowercase=True)
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=512, special_tokens=SPECIAL_BERT, show_progress=False)
-    core.train_from_iterator(CORPUS, trainer)
     core.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -198,6 +197,18 @@ def _bert_tokenizer(*, token_types: bool) -> Any:
         model_max_length=MAX_LENGTH,
         model_input_names=names,
     )
+
+
+def _word_pieces() -> dict[str, int]:
+    """The vocabulary: special tokens, the corpus's characters (first and later in a word), its words.
+
+    Not trained: `WordPieceTrainer` breaks ties by hash order, so that every process would have another vocabulary,
+    now and then of another size, and tests another model in every run.
+    """
+    words = sorted(set(re.findall(r"\w+|[^\w\s]", " ".join(CORPUS))))
+    letters = sorted(set("".join(words)))
+    pieces = [*SPECIAL_BERT, *letters, *(f"##{letter}" for letter in letters if letter.isalpha()), *words]
+    return {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
 
 
 def _roberta_tokenizer() -> Any:
