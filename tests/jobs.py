@@ -84,7 +84,8 @@ class JobHome:
 def make_home(folder: Path, model: Path | str, root: str, **fields: Any) -> JobHome:
     """A job named `tiny` whose input and output lie under `root` (a path or s3://bucket/prefix).
 
-    Artifacts lie beside a local model, so that all tests over it build them once.
+    Artifacts lie beside a local model, so that all tests over it build them once. One worker, for each is a process
+    that imports its runtime again; tests of what several do together say so.
     """
     job: dict[str, Any] = {
         "name": "tiny",
@@ -96,6 +97,7 @@ def make_home(folder: Path, model: Path | str, root: str, **fields: Any) -> JobH
         "shapes": ["16x16", "8x32", "4x64", "2x128"],
         "max_length": 128,
         "truncation": "head",
+        "workers": 1,
         "output": {"uri": f"{root}/out"},
         "price_per_hour": 0.5,
     }

@@ -42,8 +42,8 @@ def transformers_loop(model: Path, texts: list[str], max_length: int = 128) -> l
 
 @pytest.fixture
 def local(tmp_path: Path, tiny_model: Path) -> JobHome:
-    """300 good rows on local paths."""
-    home = make_home(tmp_path, tiny_model, str(tmp_path))
+    """300 good rows on local paths, a worker for each core."""
+    home = make_home(tmp_path, tiny_model, str(tmp_path), workers="auto")
     put_rows(Objects().put, str(tmp_path), rows(300))
     return home
 

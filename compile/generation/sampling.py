@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compile.transformers_package import transformers_package
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -159,6 +161,7 @@ class Chooser:
 
 def rules(sampling: Sampling, prompt_tokens: int) -> list[Any]:
     """transformers' processors that hold with and without sampling, in the order in which `generate` applies them."""
+    transformers_package()
     import transformers.generation.logits_process as process
 
     found: list[Any] = []
@@ -194,6 +197,7 @@ class _Penalties:
 
 def warpers(sampling: Sampling) -> list[Any]:
     """transformers' processors of sampling that come after top_k, and temperature before it, in `generate`'s order."""
+    transformers_package()
     import transformers.generation.logits_process as process
 
     found: list[Any] = []

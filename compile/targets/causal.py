@@ -10,6 +10,7 @@ from compile.errors import ModelError
 from compile.model import read_json
 from compile.shapes import Shape
 from compile.targets.encoders import quiet
+from compile.transformers_package import transformers_package
 
 SLOTS = (8, 16, 32, 64)
 SLOT_POSITIONS = 1 << 14
@@ -18,6 +19,7 @@ SLOT_POSITIONS = 1 << 14
 
 def stateless_layer() -> Any:
     """A cache layer class of transformers for traced graphs: the cache is an argument of the graph, not kept here."""
+    transformers_package()
     from transformers.cache_utils import CacheLayerMixin
 
     class StatelessLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -41,8 +43,8 @@ def load_causal(model_dir: Path, precision: str = "fp32") -> Any:
     """A causal language model in eval mode, on one thread. Raises ModelError, also when weights are missing."""
     import safetensors
     import torch
-    import transformers
 
+    transformers = transformers_package()
     torch.set_num_threads(1)
     try:
         with quiet():
@@ -69,8 +71,7 @@ def attention_windows(model_dir: Path) -> tuple[int | None, ...]:
 
     Raises ModelError for kinds of layers whose state is not a cache of keys and values.
     """
-    import transformers
-
+    transformers = transformers_package()
     try:
         with quiet():
             config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()

@@ -11,6 +11,7 @@ from typing import Any
 from compile.errors import ModelError
 from compile.model import read_json, takes_token_types
 from compile.shapes import Shape
+from compile.transformers_package import transformers_package
 
 MAX_BATCH = 128
 SLOT_TOKENS = (512, 1024, 2048)
@@ -20,8 +21,7 @@ SLOT_TOKENS = (512, 1024, 2048)
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep converters' deprecation and tracing warnings from the user: parity judges what they made."""
-    from transformers.utils import logging
-
+    logging = transformers_package().utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -63,8 +63,8 @@ def load_classifier(model_dir: Path, precision: str = "fp32") -> Any:
     """
     import safetensors
     import torch
-    import transformers
 
+    transformers = transformers_package()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()  # it advises about training heads, which is not our business
     config = transformers.AutoConfig.from_pretrained(model_dir)

@@ -10,6 +10,7 @@ from typing import Any
 
 from compile.targets.neuron_compiler import begin_export
 from compile.targets.neuron_host import is_double, sdk_versions
+from compile.transformers_package import transformers_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def export(wanted: DecoderExport) -> None:
 
     What fails is an error of the process.
     """
+    transformers_package()
     from optimum.neuron.utils.instance import align_compilation_target
 
     # As optimum-cli does: before anything of the SDK is imported, and whatever kind of host this is.

@@ -9,6 +9,7 @@ from typing import Any
 from compile.targets.encoders import load_classifier
 from compile.targets.neuron_compiler import begin_export
 from compile.targets.neuron_host import is_double, sdk_versions
+from compile.transformers_package import transformers_package
 
 TASK = "text-classification"
 
@@ -23,6 +24,7 @@ def export(
     inline_weights_to_neff: bool,
 ) -> None:
     """Write an optimum-neuron export to out_dir: graph, config and tokenizer. What fails is an error of the process."""
+    transformers_package()
     from optimum.neuron.utils.instance import align_compilation_target
 
     # As optimum-cli does: before anything of the SDK is imported, and whatever kind of host this is.

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 
 from compile.neuron_settings import NeuronSettings
+from compile.transformers_package import transformers_package
 
 PACKAGES = {"optimum-neuron": "optimum.neuron", "torch-neuronx": "torch_neuronx", "neuronx-cc": "neuronxcc"}
 INSTALL = "install optimum-neuron[neuronx] from AWS's package repository; see README, Neuron"
@@ -50,6 +51,7 @@ def device_problem(settings: NeuronSettings) -> str | None:
 
     Imports the runtime; asks as optimum-neuron itself does: the driver's major number, /dev, the instance's name.
     """
+    transformers_package()
     import optimum.neuron
     import torch_neuronx  # noqa: F401 - after optimum.neuron, which sets what its import needs on hosts without a device
     from optimum.neuron.utils.instance import current_instance_type, normalize_instance_type
