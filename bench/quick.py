@@ -37,10 +37,11 @@ from bench.pinned import Cores
 from bench.rows import SETS, write_night
 from demo.sentiment_model import build_sentiment_model
 
-ROWS = {"tweets": 3_000, "reviews": 240}
+ROWS = {"tweets": 6_000, "reviews": 480}
 SAMPLE_ROWS = {"tweets": 150, "reviews": 32}
 START_ROWS = 8
-ROUNDS = 4
+ROUNDS = 3
+START_ROUNDS = 2
 
 JOB = """\
 name: bench_{name}
@@ -74,6 +75,10 @@ class Bench:
     def rows(self, name: str, ds: str) -> Path:
         return self.folder / name / f"ds={ds}" / "rows.parquet"
 
+    def said(self, name: str, who: str) -> Path:
+        """What a contestant predicts."""
+        return self.folder / f"{name}, {who}.parquet"
+
     def pinned(self, turn: int) -> Cores:
         """One core; the next turn's is another one, where there is another one."""
         return Cores(self.folder, (self.cores[turn % len(self.cores)],))
@@ -88,15 +93,25 @@ def prepare(bench: Bench) -> None:
 
 
 def prepare_set(bench: Bench, name: str, cores: Cores) -> None:
-    """The nights of one set, and a first run of Lengthwise over one of them."""
+    """The nights of one set, and Lengthwise's artifacts for the shapes that it plans for them."""
     rows = SETS[name]()[: ROWS[name]]
     write_night(stratified(rows, SAMPLE_ROWS[name]), bench.rows(name, "sample").parent)
     text = JOB.format(name=name, model=bench.model, nights=bench.folder / name, output=bench.folder / f"{name}-output")
     bench.job(name).write_text(text)
-    for number in range(ROUNDS + 1):
-        write_night(rows, bench.rows(name, f"2026-01-{number + 1:02d}").parent)
-        write_night(stratified(rows, START_ROWS), bench.rows(name, f"2026-02-{number + 1:02d}").parent)
-    lengthwise(bench, name, "2026-01-01", cores)
+    for turn in range(ROUNDS):
+        write_night(rows, bench.rows(name, full_night(turn)).parent)
+        write_night(stratified(rows, START_ROWS), bench.rows(name, small_night(turn)).parent)
+    cores.run([sys.executable, "-m", "pipeline", "compile", str(bench.job(name)), "--ds", full_night(0)])
+
+
+def full_night(turn: int) -> str:
+    """Its date: every round has rows of its own, for a night that was published is not run again."""
+    return f"2026-01-{turn + 1:02d}"
+
+
+def small_night(turn: int) -> str:
+    """Date of the night of START_ROWS rows."""
+    return f"2026-02-{turn + 1:02d}"
 
 
 def stratified(texts: list[str], count: int) -> list[str]:
@@ -126,7 +141,7 @@ def lengthwise(bench: Bench, name: str, ds: str, cores: Cores) -> Night:
 
 def contestant(bench: Bench, who: str, inputs: dict[str, Path], cores: Cores) -> dict[str, Cost]:
     """CPU seconds of one of CONTESTANTS for each set, as it counted them itself."""
-    files = [str(path) for name, rows in inputs.items() for path in (rows, bench.folder / f"{name}-said.parquet")]
+    files = [str(path) for name, rows in inputs.items() for path in (rows, bench.said(name, who))]
     _, last = cores.run([sys.executable, "-m", "bench.contestants", who, str(bench.model), *files])
     own = json.loads(last)
     return {name: Cost(own["start_s"], loop) for name, loop in zip(inputs, own["loop_s"], strict=True)}
@@ -136,20 +151,51 @@ Nights = dict[str, list[Night]]
 """By set."""
 
 
-def measure_pair(bench: Bench, say: Callable[[str], None]) -> tuple[Nights, Nights, dict[str, list[Cost]]]:
-    """Lengthwise's nights, its nights of almost no rows, and the expert's loop: side by side, changing cores."""
-    nights, starts, expert = defaultdict(list), defaultdict(list), defaultdict(list)
-    with ThreadPoolExecutor(2) as pool:
+def measure_rounds(bench: Bench, say: Callable[[str], None]) -> tuple[Nights, dict[str, list[Cost]]]:
+    """Lengthwise's nights and the expert's loop: side by side, changing cores."""
+    nights, expert = defaultdict(list), defaultdict(list)
+    with ThreadPoolExecutor(1) as pool:
         for turn in range(ROUNDS):
-            day = f"{turn + 2:02d}"
             for name in SETS:
-                theirs = {name: bench.rows(name, f"2026-01-{day}")}
+                theirs = {name: bench.rows(name, full_night(turn))}
                 loop = pool.submit(contestant, bench, EXPERT, theirs, bench.pinned(turn + 1))
-                nights[name].append(lengthwise(bench, name, f"2026-01-{day}", bench.pinned(turn)))
-                starts[name].append(lengthwise(bench, name, f"2026-02-{day}", bench.pinned(turn)))
+                nights[name].append(lengthwise(bench, name, full_night(turn), bench.pinned(turn)))
                 expert[name].append(loop.result()[name])
             say(f"round {turn + 1} of {ROUNDS}")
-    return nights, starts, expert
+    return nights, expert
+
+
+def measure_starts(bench: Bench) -> Nights:
+    """Lengthwise's nights of almost no rows: the sets side by side, changing cores."""
+    starts: Nights = {name: [] for name in SETS}
+    with ThreadPoolExecutor(len(bench.cores)) as pool:
+        for turn in range(START_ROUNDS):
+            runs = [
+                pool.submit(lengthwise, bench, name, small_night(turn), bench.pinned(turn + place))
+                for place, name in enumerate(SETS)
+            ]
+            for name, run in zip(SETS, runs, strict=True):
+                starts[name].append(run.result())
+    return starts
+
+
+def measure_pipelines(bench: Bench, say: Callable[[str], None]) -> dict[str, dict[str, Cost]]:
+    """Each of PIPELINES over the samples: those that take every core alone, the pinned ones side by side."""
+    samples = {name: bench.rows(name, "sample") for name in SETS}
+    found = {}
+    for label, (who, pinned) in PIPELINES.items():
+        if not pinned:
+            found[label] = contestant(bench, who, samples, Cores(bench.folder, bench.cores))
+            say(label)
+    with ThreadPoolExecutor(len(bench.cores)) as pool:
+        runs = {
+            label: pool.submit(contestant, bench, who, samples, bench.pinned(turn))
+            for turn, (label, (who, pinned)) in enumerate(PIPELINES.items())
+            if pinned
+        }
+        found |= {label: run.result() for label, run in runs.items()}
+    say("the same, on one core each")
+    return found
 
 
 def per_thousand(costs: list[Cost], rows: int) -> Cost:
@@ -169,13 +215,12 @@ def own_cost(nights: list[Night], starts: list[Night], rows: int) -> Cost:
 def measure(bench: Bench, say: Callable[[str], None]) -> Answers:
     """Each set and contestant: seconds to start, and for a thousand rows."""
     answers: Answers = {name: {} for name in SETS}
-    samples = {name: bench.rows(name, "sample") for name in SETS}
-    for label, (who, pinned) in PIPELINES.items():
-        cores = bench.pinned(0) if pinned else Cores(bench.folder, bench.cores)
-        for name, cost in contestant(bench, who, samples, cores).items():
+    for label, costs in measure_pipelines(bench, say).items():
+        for name, cost in costs.items():
             answers[name][label] = per_thousand([cost], SAMPLE_ROWS[name])
-        say(label)
-    nights, starts, expert = measure_pair(bench, say)
+    starts = measure_starts(bench)
+    say("nights of almost no rows")
+    nights, expert = measure_rounds(bench, say)
     speeds = seconds_side_by_side(bench.model, [bench.pinned(turn) for turn in range(len(bench.cores))])
     for name, found in answers.items():
         rows = ROWS[name]
@@ -190,8 +235,8 @@ def measure(bench: Bench, say: Callable[[str], None]) -> Answers:
 def check_agreement(bench: Bench) -> None:
     """Speed counts only for the same answers: raises RuntimeError when labels differ in more than one row in 200."""
     for name in SETS:
-        expert = pq.read_table(bench.folder / f"{name}-said.parquet", columns=["id", "label"]).to_pylist()
-        folder = bench.folder / f"{name}-output" / "predictions" / f"ds=2026-01-{ROUNDS + 1:02d}"
+        expert = pq.read_table(bench.said(name, EXPERT), columns=["id", "label"]).to_pylist()
+        folder = bench.folder / f"{name}-output" / "predictions" / f"ds={full_night(ROUNDS - 1)}"
         ours = pq.read_table(folder, columns=["row_id", "label"], partitioning=None).to_pylist()
         labels = {row["row_id"]: row["label"] for row in ours}
         differing = sum(labels.get(row["id"]) != row["label"] for row in expert)

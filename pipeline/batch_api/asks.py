@@ -75,11 +75,15 @@ class Asks:
             said = f"{limit} is over the job's generate.max_new_tokens, {self.base.max_new_tokens}; raise that"
             raise FieldError("bad_request", "body.max_tokens", said)
         changes["max_new_tokens"] = limit
+        if asked.get("min_new_tokens", 0) > limit:
+            raise FieldError("bad_request", "body.min_tokens", f"{asked['min_new_tokens']} is over max_tokens, {limit}")
         if "temperature" in asked:
             changes["do_sample"] = asked["temperature"] > 0
             changes["temperature"] = asked["temperature"] or 1.0
         if "n" in asked:
             changes["num_return_sequences"] = asked["n"]
+            if asked["n"] > 1 and not changes.get("do_sample", self.base.do_sample):
+                raise FieldError("bad_request", "body.n", f"{asked['n']} equal texts; give a temperature above 0")
         if "logit_bias" in asked:
             ids = {self._token("logit_bias", name): bias for name, bias in asked["logit_bias"].items()}
             changes["sequence_bias"] = tuple(((token,), bias) for token, bias in sorted(ids.items()))
@@ -102,19 +106,19 @@ class Asks:
         return token
 
     def _constraint(self, asked: Mapping[str, Any]) -> GrammarConstraint | None:
-        if "constraint" not in asked:
-            found = self.constraint
-        elif self.fixed_format:
-            said = "the job's json_schema is what all texts follow; leave the request's own out"
-            raise FieldError("unsupported_field", "body.response_format", said)
-        else:
-            try:
-                found = self._compiled(json.dumps(asked["constraint"]))
-            except ValueError as error:
-                raise FieldError("bad_request", "body.response_format", str(error)) from error
+        found = self._asked_constraint(*asked["constraint"]) if "constraint" in asked else self.constraint
         if found is not None and "ignore_eos" in asked:
             raise FieldError("bad_request", "body.ignore_eos", "a text that follows a format ends where that ends")
         return found
+
+    def _asked_constraint(self, kind: str, rule: Any, name: str) -> GrammarConstraint:
+        if self.fixed_format:
+            said = "the job's json_schema is what all texts follow; leave the request's own out"
+            raise FieldError("unsupported_field", f"body.{name}", said)
+        try:
+            return self._compiled(json.dumps([kind, rule]))
+        except ValueError as error:
+            raise FieldError("bad_request", f"body.{name}", str(error)) from error
 
     def _compile(self, constraint: str) -> GrammarConstraint:
         kind, rule = json.loads(constraint)

@@ -80,7 +80,8 @@ class Settings(pydantic.BaseModel):
 def asked_of(body: Mapping[str, Any], url: str) -> dict[str, Any]:
     """What a body asks for, in the words of the section `generate`; JSON. Raises FieldError.
 
-    `n` stands for samples, `ignore_eos` is its own word, and `constraint` is [json_schema or regex, what it says].
+    `n` stands for samples, `ignore_eos` is its own word, and `constraint` is [json_schema or regex, what it says, the
+    field that asked for it].
     """
     left = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
     left.pop(PROMPT_FIELDS[url], None)
@@ -150,7 +151,7 @@ def _constraint(settings: Settings) -> list[Any] | None:
         found["structured_outputs"] = _structured(settings.structured_outputs)
     if len(found) > 1:
         raise FieldError("bad_request", f"body.{list(found)[1]}", f"{' and '.join(found)}: give one of them")
-    return next(iter(found.values()), None)
+    return next(([*rule, name] for name, rule in found.items()), None)
 
 
 def _formatted(response_format: Mapping[str, Any]) -> list[Any]:

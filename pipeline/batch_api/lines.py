@@ -32,11 +32,8 @@ def check_line(values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
 
 
 def _accepted(custom_id: str, values: Mapping[str, Any], spec: Input) -> Accepted | Reject:
-    url, body = values.get("url"), values.get("body")
-    if values.get("method") != "POST":
-        raise FieldError("bad_endpoint", "method", f"must be POST, not {str(values.get('method'))[:80]!r}")
-    if not isinstance(url, str) or url not in PROMPT_FIELDS:
-        raise FieldError("bad_endpoint", "url", f"must be {' or '.join(PROMPT_FIELDS)}, not {str(url)[:80]!r}")
+    _chosen(values, "method", ("POST",))
+    url, body = _chosen(values, "url", tuple(PROMPT_FIELDS)), values.get("body")
     if not isinstance(body, Mapping):
         raise FieldError("bad_request", "body", "is required, an object")
     model = body.get("model")
@@ -54,6 +51,15 @@ def _accepted(custom_id: str, values: Mapping[str, Any], spec: Input) -> Accepte
         return dataclasses.replace(kept, row_id=custom_id)
     as_json, samples = json.dumps(request, ensure_ascii=False), request["asked"].get("n")
     return Accepted(text, None, custom_id, kept, request=as_json, samples=samples)
+
+
+def _chosen(values: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
+    """The field's value. Raises FieldError where it is none of `known`."""
+    given = values.get(name)
+    if not isinstance(given, str) or given not in known:
+        said = "it is missing" if given is None else f"not {str(given)[:80]!r}"
+        raise FieldError("bad_endpoint", name, f"must be {' or '.join(known)}; {said}")
+    return given
 
 
 def _prompt(body: Mapping[str, Any], url: str) -> dict[str, Any]:
