@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile.transformers_package import transformers_package
+from compile.lean_imports import transformers_package
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from compile.errors import ModelError
+from compile.lean_imports import transformers_package
 from compile.model import read_json
 from compile.shapes import Shape
 from compile.targets.encoders import quiet
-from compile.transformers_package import transformers_package
 
 SLOTS = (8, 16, 32, 64)
 SLOT_POSITIONS = 1 << 14

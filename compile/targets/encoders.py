@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from compile.errors import ModelError
+from compile.lean_imports import transformers_package
 from compile.model import read_json, takes_token_types
 from compile.shapes import Shape
-from compile.transformers_package import transformers_package
 
 MAX_BATCH = 128
 SLOT_TOKENS = (512, 1024, 2048)

@@ -8,9 +8,9 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from compile.lean_imports import transformers_package
 from compile.targets.neuron_compiler import begin_export
 from compile.targets.neuron_host import is_double, sdk_versions
-from compile.transformers_package import transformers_package
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from compile.lean_imports import transformers_package
 from compile.targets.encoders import load_classifier
 from compile.targets.neuron_compiler import begin_export
 from compile.targets.neuron_host import is_double, sdk_versions
-from compile.transformers_package import transformers_package
 
 TASK = "text-classification"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 
+from compile.lean_imports import transformers_package
 from compile.neuron_settings import NeuronSettings
-from compile.transformers_package import transformers_package
 
 PACKAGES = {"optimum-neuron": "optimum.neuron", "torch-neuronx": "torch_neuronx", "neuronx-cc": "neuronxcc"}
 INSTALL = "install optimum-neuron[neuronx] from AWS's package repository; see README, Neuron"
