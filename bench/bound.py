@@ -4,17 +4,22 @@ No batch reaches it: padding and the last partial batch cost something. How near
 
     python -m bench.bound MODEL
 
-prints CPU seconds per token for each of LENGTHS, as JSON. Runs are measured while the other core is busy; so is this.
+says `ready` when its graphs are compiled, executes them in turn until its input ends, and prints each pass over all of
+them as JSON. It shares the core of the runs that are compared with it: a core's speed can halve for seconds when work
+of others moves in beside it. What a run cost is then told by the passes that were made during that run.
 """
 
 from __future__ import annotations
 
 import json
+import select
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +31,62 @@ from bench.pinned import Cores
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 SLOT_TOKENS = (1024, 2048)
 """Batches of about so many tokens were fastest in every trial; smaller and much larger ones are slower."""
-REPEATS = 5
+
+NICE = 4
+"""It has two fifths of another process's share of the core: enough passes, and less waiting for them."""
 
 
-def seconds_side_by_side(model_dir: Path, cores: Sequence[Cores]) -> list[float]:
-    """`seconds_per_token` measured on all of these cores at the same time; the median of what they say."""
-    command = [sys.executable, "-m", "bench.bound", str(model_dir)]
-    with ThreadPoolExecutor(len(cores)) as pool:
-        said = list(pool.map(lambda one: json.loads(one.run(command)[1]), cores))
-    return [statistics.median(speeds) for speeds in zip(*said, strict=True)]
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One execution of every graph."""
+
+    ended: float
+    """By time.monotonic, which all processes of a machine share."""
+    seconds: list[list[float]]
+    """CPU seconds per token: (LENGTHS, SLOT_TOKENS)."""
 
 
-def seconds_per_token(model_dir: Path) -> list[float]:
-    """Best measured CPU seconds per token of a full static batch, for each of LENGTHS."""
-    return [min(_measure(model_dir, max(1, slots // length), length) for slots in SLOT_TOKENS) for length in LENGTHS]
+@dataclass(slots=True)
+class Passes:
+    """What a process beside others measured; empty until it has ended."""
+
+    made: list[Pass] = field(default_factory=list)
+
+    def seconds_per_token(self, began: float = 0.0, ended: float = float("inf")) -> list[float]:
+        """Means for each of LENGTHS over the passes of that time, of the batch size that is better."""
+        chosen = [one.seconds for one in self.made if began <= one.ended <= ended] or [self.made[-1].seconds]
+        return [min(map(statistics.mean, zip(*by_pass, strict=True))) for by_pass in zip(*chosen, strict=True)]
 
 
-def _measure(model_dir: Path, batch: int, length: int) -> float:
+@contextmanager
+def passes_beside(model_dir: Path, cores: Cores) -> Iterator[Passes]:
+    """Measure on these cores while the body runs; what it gives is filled when the body has ended."""
+    found = Passes()
+    command = ["nice", "-n", str(NICE), *cores.pinning([sys.executable, "-m", "bench.bound", str(model_dir)])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            if child.stdout is None or child.stdout.readline() != "ready\n":
+                raise RuntimeError(f"{' '.join(command)} ended before it measured anything")
+            yield found
+            found.made += [Pass(*one) for one in json.loads(child.communicate()[0])]
+        finally:
+            child.kill()
+
+
+def measure(model_dir: Path) -> list[tuple[float, list[list[float]]]]:
+    """Passes, as Pass has them, until the standard input ends."""
+    graphs = [[_graph(model_dir, max(1, slots // length), length) for slots in SLOT_TOKENS] for length in LENGTHS]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    passes: list[tuple[float, list[list[float]]]] = []
+    while not passes or not select.select([sys.stdin], [], [], 0)[0]:
+        seconds = [[execute() for execute in row] for row in graphs]
+        passes.append((time.monotonic(), seconds))
+    return passes
+
+
+def _graph(model_dir: Path, batch: int, length: int) -> Callable[[], float]:
+    """What executes a batch of that shape, after a first time, and returns its CPU seconds per token."""
     import openvino as ov
 
     core = ov.Core()
@@ -56,13 +100,14 @@ def _measure(model_dir: Path, batch: int, length: int) -> float:
     request = core.compile_model(model, "CPU", options).create_infer_request()
     ones = np.ones((batch, length), dtype=np.int64)
     inputs = {"input_ids": ones * 2023, "attention_mask": ones, "token_type_ids": ones * 0}
-    request.infer(inputs)
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.process_time()
+
+    def execute() -> float:
+        started = time.process_time()
         request.infer(inputs)
-        seconds.append(time.process_time() - start)
-    return statistics.median(seconds) / (batch * length)
+        return (time.process_time() - started) / (batch * length)
+
+    execute()
+    return execute
 
 
 def bound_s(lengths: Sequence[int], speeds: Sequence[float]) -> float:
@@ -81,4 +126,4 @@ def token_lengths(model_dir: Path, texts: list[str]) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(seconds_per_token(Path(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(measure(Path(sys.argv[1]))) + "\n")

@@ -1,14 +1,14 @@
 """Compares Lengthwise with other ways to generate, on real review prompts: generated tokens per CPU second.
 
-    python -m bench.generate [--rows 240] [--rounds 3] [--model DIR] [--json FILE]
+    python -m bench.generate [--rows 160] [--rounds 2] [--pairs NAME ...] [--model DIR]
 
 SmolLM2-135M-Instruct answers one question about each review, greedily, in at most 48 tokens. Every contestant is a
 process of its own that reads Parquet and writes Parquet; its whole CPU time counts, workers included.
 
-Two run at a time, each pinned to one core, and change cores every round; what is compared is compared within such a
-pair, for the machine may be another one a minute later: Lengthwise as the command line runs it (target `openvino`) with
-OpenVINO GenAI used directly; on a stratified share of the rows Lengthwise with transformers' `generate` over batches of
-sorted prompts; and target `openvino-slots` with GenAI. Medians over the rounds are taken.
+Two run at a time on one core, which each takes for some milliseconds at a time, so that a busy moment of the machine
+hits both alike; they change cores every round, and are compared within such a pair: Lengthwise as the command line runs
+it (target `openvino`) with OpenVINO GenAI used directly, and with transformers' `generate` over batches of sorted
+prompts; on a stratified share of the rows target `openvino-slots` with GenAI. Medians over the rounds are taken.
 
 The others get the prompts as token ids; Lengthwise renders and tokenises its own. As in `bench.quick`, what a night
 costs before its first row (processes, imports, loading; for Lengthwise measured on a night of eight rows) is told apart
@@ -51,6 +51,7 @@ TARGETS = {FLOW: "openvino", SLOTS: "openvino-slots"}
 class Pair:
     """Who runs at the same time, over which rows, and how many times as fast as the other ours is to be."""
 
+    name: str
     own: str
     other: str
     share: int = 1
@@ -63,7 +64,11 @@ class Pair:
         return ALL if self.share == 1 else f"2026-01-{self.share:02d}"
 
 
-PAIRS = (Pair(FLOW, GENAI, goal=0.97), Pair(FLOW, TRANSFORMERS, share=4, goal=5.0), Pair(SLOTS, GENAI, share=4))
+PAIRS = (
+    Pair("genai", FLOW, GENAI, goal=0.97),
+    Pair("transformers", FLOW, TRANSFORMERS, goal=5.0),
+    Pair("slots", SLOTS, GENAI, share=4),
+)
 START_ROWS = 8
 MAX_LENGTH = 512
 ALL, START = "2026-01-01", "2026-02-01"
@@ -111,6 +116,12 @@ class Bench:
     folder: Path
     model: Path
     cores: tuple[int, ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Ways of Lengthwise that run."""
+        return tuple(who for who in TARGETS if who in {pair.own for pair in self.pairs})
 
     def pinned(self, turn: int) -> Cores:
         return Cores(self.folder, (self.cores[turn % len(self.cores)],))
@@ -130,11 +141,12 @@ def prepare(bench: Bench, rows: int, say: Callable[[str], None]) -> None:
     """Rows, and what exists before any night: conversions, plans, artifacts. Unmeasured."""
     write_ir(bench.model)
     texts = short_enough(bench.model, rows)
-    for ds, share in {pair.ds: pair.share for pair in PAIRS}.items():
+    for ds, share in {ALL: 1, **{pair.ds: pair.share for pair in bench.pairs}}.items():
         write_prompts(bench.model, stratified(texts, max(START_ROWS, rows // share)), bench.night(ds))
     write_prompts(bench.model, stratified(texts, START_ROWS), bench.night(START))
     say(f"{rows} rows and the model for GenAI are ready")
-    for who, target in TARGETS.items():
+    for who in bench.targets:
+        target = TARGETS[who]
         job = JOB.format(
             target=target, model=bench.model, nights=bench.folder / "nights", template=json.dumps(TEMPLATE),
             max_length=MAX_LENGTH, new_tokens=NEW_TOKENS, penalty=REPETITION_PENALTY, output=bench.output(who),
@@ -143,9 +155,9 @@ def prepare(bench: Bench, rows: int, say: Callable[[str], None]) -> None:
     with ThreadPoolExecutor(len(bench.cores)) as pool:
         runs = [
             pool.submit(bench.pinned(turn).run, lengthwise(bench, who, "compile", ALL))
-            for turn, who in enumerate(TARGETS)
+            for turn, who in enumerate(bench.targets)
         ]
-        for who, run in zip(TARGETS, runs, strict=True):
+        for who, run in zip(bench.targets, runs, strict=True):
             run.result()
             say(f"{who}: planned, compiled and proven")
 
@@ -215,9 +227,9 @@ def measure_rounds(bench: Bench, rounds: int, say: Callable[[str], None]) -> dic
     found: dict[Pair, list[tuple[Result, Result]]] = defaultdict(list)
     with ThreadPoolExecutor(2) as pool:
         for turn in range(rounds):
-            for pair in PAIRS:
+            for pair in bench.pairs:
                 own = pool.submit(measure, bench, pair.own, pair.ds, bench.pinned(turn))
-                other = pool.submit(measure, bench, pair.other, pair.ds, bench.pinned(turn + 1))
+                other = pool.submit(measure, bench, pair.other, pair.ds, bench.pinned(turn))
                 found[pair].append((own.result(), other.result()))
                 rates = f"{pair.own} {own.result().rate:.1f}, {pair.other} {other.result().rate:.1f}"
                 say(f"round {turn + 1} of {rounds}: {rates} tokens per CPU second")
@@ -279,22 +291,25 @@ def table_of(lines: Sequence[Line]) -> str:
 def main() -> int:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=240)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=160)
+    parser.add_argument("--rounds", type=int, default=2)
+    names = [pair.name for pair in PAIRS]
+    parser.add_argument("--pairs", nargs="+", choices=names, default=names, help="what is compared; default: all")
     parser.add_argument("--model", type=Path, help="where the converted model is or will be kept; else it is made anew")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
+    chosen = tuple(pair for pair in PAIRS if pair.name in args.pairs)
     began = time.monotonic()
 
     def say(line: str) -> None:
         sys.stderr.write(f"[{time.monotonic() - began:4.0f} s] {line}\n")
 
     with tempfile.TemporaryDirectory(prefix="lengthwise-bench-") as folder:
-        model = build_chat_model(args.model or Path(folder) / "model")
-        bench = Bench(Path(folder), model, tuple(sorted(os.sched_getaffinity(0))))
+        model = build_chat_model(args.model.resolve() if args.model else Path(folder) / "model")
+        bench = Bench(Path(folder), model, tuple(sorted(os.sched_getaffinity(0))), chosen)
         prepare(bench, args.rows, say)
         rounds = measure_rounds(bench, args.rounds, say)
-        lines = [line_of(bench, pair, rounds[pair]) for pair in PAIRS]
+        lines = [line_of(bench, pair, rounds[pair]) for pair in chosen]
     sys.stdout.write(table_of(lines))
     if args.json:
         args.json.write_text(json.dumps([asdict(line) for line in lines], indent=2) + "\n")

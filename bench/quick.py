@@ -3,9 +3,10 @@
     python -m bench.quick [--json FILE]
 
 Every contestant is a process of its own that reads Parquet and writes Parquet. Its whole CPU time counts, workers
-included. Lengthwise and the expert's loop run at the same time, each pinned to one core, and change cores every round,
-so that a busy moment of the machine hits both; medians are taken. `transformers.pipeline` runs with its defaults, which
-take every core, and once more pinned to one; it runs over a stratified sample, for all rows would take too long.
+included. Lengthwise, the expert's loop and the bound run at the same time on the same core, which each takes for some
+milliseconds at a time, so that a busy moment of the machine hits all three alike, and change cores every round. Medians
+are taken. `transformers.pipeline` runs with its defaults, which take every core, and once more pinned to one, with
+nothing of ours beside it; it runs over a stratified sample, for all rows would take too long.
 
 What a night costs before its first row is told apart from the rows, which are what a large night costs: imports and
 loading the model, and for Lengthwise a night of eight rows, and loading each of its shapes once. Conversion and
@@ -21,7 +22,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -30,18 +30,18 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from bench.bound import bound_s, seconds_side_by_side, token_lengths
+from bench.bound import bound_s, passes_beside, token_lengths
 from bench.comparison import BOUND, EXECUTING, EXPERT, LENGTHWISE, PIPELINES, Answers, Cost, table
 from bench.contestants import write_ir
 from bench.pinned import Cores
 from bench.rows import SETS, write_night
 from demo.sentiment_model import build_sentiment_model
 
-ROWS = {"tweets": 6_000, "reviews": 480}
-SAMPLE_ROWS = {"tweets": 150, "reviews": 32}
+ROWS = {"tweets": 4_000, "reviews": 320}
+SAMPLE_ROWS = {"tweets": 100, "reviews": 24}
 START_ROWS = 8
-ROUNDS = 3
-START_ROUNDS = 2
+SMALL_NIGHT = "2026-02-01"
+ROUNDS = 2
 
 JOB = """\
 name: bench_{name}
@@ -98,20 +98,15 @@ def prepare_set(bench: Bench, name: str, cores: Cores) -> None:
     write_night(stratified(rows, SAMPLE_ROWS[name]), bench.rows(name, "sample").parent)
     text = JOB.format(name=name, model=bench.model, nights=bench.folder / name, output=bench.folder / f"{name}-output")
     bench.job(name).write_text(text)
+    write_night(stratified(rows, START_ROWS), bench.rows(name, SMALL_NIGHT).parent)
     for turn in range(ROUNDS):
         write_night(rows, bench.rows(name, full_night(turn)).parent)
-        write_night(stratified(rows, START_ROWS), bench.rows(name, small_night(turn)).parent)
     cores.run([sys.executable, "-m", "pipeline", "compile", str(bench.job(name)), "--ds", full_night(0)])
 
 
 def full_night(turn: int) -> str:
     """Its date: every round has rows of its own, for a night that was published is not run again."""
     return f"2026-01-{turn + 1:02d}"
-
-
-def small_night(turn: int) -> str:
-    """Date of the night of START_ROWS rows."""
-    return f"2026-02-{turn + 1:02d}"
 
 
 def stratified(texts: list[str], count: int) -> list[str]:
@@ -147,36 +142,79 @@ def contestant(bench: Bench, who: str, inputs: dict[str, Path], cores: Cores) ->
     return {name: Cost(own["start_s"], loop) for name, loop in zip(inputs, own["loop_s"], strict=True)}
 
 
-Nights = dict[str, list[Night]]
-"""By set."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The night of almost no rows, and what the bound cost at that time."""
+
+    night: Night
+    bound_s: float
+
+    @property
+    def seconds(self) -> float:
+        """All but its batches and its loading."""
+        return self.night.total_s - self.night.load_s - self.night.execute_s
 
 
-def measure_rounds(bench: Bench, say: Callable[[str], None]) -> tuple[Nights, dict[str, list[Cost]]]:
-    """Lengthwise's nights and the expert's loop: side by side, changing cores."""
-    nights, expert = defaultdict(list), defaultdict(list)
-    with ThreadPoolExecutor(1) as pool:
-        for turn in range(ROUNDS):
-            for name in SETS:
-                theirs = {name: bench.rows(name, full_night(turn))}
-                loop = pool.submit(contestant, bench, EXPERT, theirs, bench.pinned(turn + 1))
-                nights[name].append(lengthwise(bench, name, full_night(turn), bench.pinned(turn)))
-                expert[name].append(loop.result()[name])
-            say(f"round {turn + 1} of {ROUNDS}")
-    return nights, expert
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What ran at the same time on one core. Each is told in bounds of its own time."""
+
+    night: Night
+    night_bound_s: float
+    start: Started
+    expert: Cost
+    expert_bound_s: float
+
+    @property
+    def own(self) -> Cost:
+        """What the small night takes is the start, and so is loading, as it is the other's."""
+        start = self.start.seconds * self.night_bound_s / self.start.bound_s
+        return Cost(start + self.night.load_s, self.night.total_s - self.night.load_s - start)
+
+    def costs(self) -> dict[str, Cost]:
+        """Of all, at the speed that the core had during Lengthwise's night."""
+        speed = self.night_bound_s / self.expert_bound_s
+        return {
+            LENGTHWISE: self.own,
+            EXPERT: Cost(self.expert.start_s * speed, self.expert.loop_s * speed),
+            EXECUTING: Cost(0.0, self.night.execute_s),
+            BOUND: Cost(0.0, self.night_bound_s),
+        }
 
 
-def measure_starts(bench: Bench) -> Nights:
-    """Lengthwise's nights of almost no rows: the sets side by side, changing cores."""
-    starts: Nights = {name: [] for name in SETS}
-    with ThreadPoolExecutor(len(bench.cores)) as pool:
-        for turn in range(START_ROUNDS):
-            runs = [
-                pool.submit(lengthwise, bench, name, small_night(turn), bench.pinned(turn + place))
-                for place, name in enumerate(SETS)
-            ]
-            for name, run in zip(SETS, runs, strict=True):
-                starts[name].append(run.result())
-    return starts
+def measure_round(bench: Bench, name: str, turn: int, start: Started | None) -> Round:
+    """One round of one set; the small night runs unless that was measured before."""
+    cores = bench.pinned(turn)
+    rows, lengths = bench.rows(name, full_night(turn)), token_lengths(bench.model, SETS[name]()[: ROWS[name]])
+    with passes_beside(bench.model, cores) as passes, ThreadPoolExecutor(1) as pool:
+        loop = pool.submit(timed, contestant, bench, EXPERT, {name: rows}, cores)
+        small = None if start else timed(lengthwise, bench, name, SMALL_NIGHT, cores)
+        night, *night_time = timed(lengthwise, bench, name, full_night(turn), cores)
+        expert, *expert_time = loop.result()
+
+    def bound(time: list[float]) -> float:
+        return bound_s(lengths, passes.seconds_per_token(*time))
+
+    if small:
+        start = Started(small[0], bound(list(small[1:])))
+    assert start
+    return Round(night, bound(night_time), start, expert[name], bound(expert_time))
+
+
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
+    """What it returns, and when it began and ended, by time.monotonic."""
+    began = time.monotonic()
+    return call(*arguments), began, time.monotonic()
+
+
+def measure_rounds(bench: Bench, say: Callable[[str], None]) -> dict[str, list[Round]]:
+    """All rounds by set; the other core is idle."""
+    found: dict[str, list[Round]] = {name: [] for name in SETS}
+    for turn in range(ROUNDS):
+        for name, rounds in found.items():
+            rounds.append(measure_round(bench, name, turn, rounds[0].start if rounds else None))
+            say(f"{name}, round {turn + 1} of {ROUNDS}")
+    return found
 
 
 def measure_pipelines(bench: Bench, say: Callable[[str], None]) -> dict[str, dict[str, Cost]]:
@@ -206,29 +244,15 @@ def per_thousand(costs: list[Cost], rows: int) -> Cost:
     )
 
 
-def own_cost(nights: list[Night], starts: list[Night], rows: int) -> Cost:
-    """Lengthwise's seconds: what a night of almost no rows takes besides its batches is the start, as loading is."""
-    start = statistics.median(night.total_s - night.load_s - night.execute_s for night in starts)
-    return per_thousand([Cost(start + n.load_s, n.total_s - n.load_s - start) for n in nights], rows)
-
-
 def measure(bench: Bench, say: Callable[[str], None]) -> Answers:
     """Each set and contestant: seconds to start, and for a thousand rows."""
     answers: Answers = {name: {} for name in SETS}
-    for label, costs in measure_pipelines(bench, say).items():
-        for name, cost in costs.items():
+    for label, by_set in measure_pipelines(bench, say).items():
+        for name, cost in by_set.items():
             answers[name][label] = per_thousand([cost], SAMPLE_ROWS[name])
-    starts = measure_starts(bench)
-    say("nights of almost no rows")
-    nights, expert = measure_rounds(bench, say)
-    speeds = seconds_side_by_side(bench.model, [bench.pinned(turn) for turn in range(len(bench.cores))])
-    for name, found in answers.items():
-        rows = ROWS[name]
-        found[LENGTHWISE] = own_cost(nights[name], starts[name], rows)
-        found[EXPERT] = per_thousand(expert[name], rows)
-        found[EXECUTING] = per_thousand([Cost(0.0, night.execute_s) for night in nights[name]], rows)
-        seconds = bound_s(token_lengths(bench.model, SETS[name]()[:rows]), speeds)
-        found[BOUND] = per_thousand([Cost(0.0, seconds)], rows)
+    for name, rounds in measure_rounds(bench, say).items():
+        costs = [one.costs() for one in rounds]
+        answers[name] |= {who: per_thousand([each[who] for each in costs], ROWS[name]) for who in costs[0]}
     return answers
 
 

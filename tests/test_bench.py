@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from bench.bound import LENGTHS, bound_s
+from bench.bound import LENGTHS, Pass, Passes, bound_s
 from bench.comparison import BOUND, EXECUTING, EXPERT, GOALS, LENGTHWISE, Cost, table
-from bench.quick import ROWS, Night, own_cost, stratified
+from bench.quick import ROWS, Night, Round, Started, per_thousand, stratified
 from bench.rows import SETS
 
 
@@ -49,6 +49,20 @@ def test_the_table_says_how_many_times_faster() -> None:
 
 
 def test_loading_and_starting_are_not_charged_to_the_rows() -> None:
-    nights = [Night(total_s=20.0, load_s=2.0, execute_s=14.0)]
-    starts = [Night(total_s=4.0, load_s=0.5, execute_s=1.0)]
-    assert own_cost(nights, starts, 500) == Cost(start_s=4.5, loop_s=31.0)
+    night, small = Night(total_s=20.0, load_s=2.0, execute_s=14.0), Night(total_s=4.0, load_s=0.5, execute_s=1.0)
+    found = Round(night, 12.0, Started(small, 12.0), Cost(1.0, 20.0), 16.0).costs()
+    assert found[LENGTHWISE] == Cost(start_s=4.5, loop_s=15.5)
+    assert per_thousand([found[LENGTHWISE]] * 2, 500) == Cost(start_s=4.5, loop_s=31.0)
+    assert found[EXPERT] == Cost(0.75, 15.0), "the core was slower while the expert's loop ran"
+    assert (found[EXECUTING].loop_s, found[BOUND].loop_s) == (14.0, 12.0)
+    slower = Round(night, 12.0, Started(small, 24.0), Cost(1.0, 20.0), 16.0).own
+    assert slower == Cost(start_s=3.25, loop_s=16.75), "half of the small night's 2.5 s"
+
+
+def test_a_run_is_told_by_the_passes_of_its_time() -> None:
+    fast, slow = ([[seconds, seconds * 2]] * len(LENGTHS) for seconds in (1.0, 3.0))
+    passes = Passes([Pass(10.0, fast), Pass(20.0, slow), Pass(30.0, slow)])
+    assert passes.seconds_per_token(0, 15) == [1.0] * len(LENGTHS)
+    assert passes.seconds_per_token(15, 30) == [3.0] * len(LENGTHS)
+    assert passes.seconds_per_token(0, 20) == [2.0] * len(LENGTHS)
+    assert passes.seconds_per_token(21, 22) == [3.0] * len(LENGTHS), "none ended then: the last"
