@@ -93,6 +93,8 @@ class BatchTiming:
     repeats: int
     load_s: float = 0.0
     """What a worker pays once a night for having the shape at all; 0 where it was not measured."""
+    yardstick_s: float = 0.0
+    """Seconds of compile.yardstick's work at the same time; 0 where the target is no CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from compile.reference import Reference
 from compile.samples import Sample, check_rows, choose_samples
 from compile.shapes import Shape, ShapePlan
 from compile.targets import AnyTarget, EncoderBatch, Executable, Target, without_device
+from compile.yardstick import yardstick
 
 MEASURE_S = 0.5
 """Seconds given to timing one shape; a slower batch is still run MIN_REPEATS times."""
@@ -111,7 +112,7 @@ def build_artifact(
     check_rows(samples, model)
     reference = reference or Reference(model_dir, model.pad_token_id)
     chosen = choose_samples(samples, spec.shape, model.max_positions)
-    proof = encoder_proof(target, model, chosen, reference, tolerance, labelled)
+    proof = encoder_proof(target, model, chosen, reference, tolerance, labelled, precision=spec.precision)
     pending = store.pending(spec)
     if pending is not None:
         return prove_pending(store, target, pending, proof)
@@ -135,7 +136,8 @@ def adopt_artifact(
     check_inputs(target, model, model_dir, spec)
     check_rows(samples, model)
     chosen = choose_samples(samples, spec.shape, model.max_positions)
-    proof = encoder_proof(target, model, chosen, Reference(model_dir, model.pad_token_id), tolerance, labelled)
+    reference = Reference(model_dir, model.pad_token_id)
+    proof = encoder_proof(target, model, chosen, reference, tolerance, labelled, precision=spec.precision)
     found = usable(store, spec)
     return found or publish_proven(store, target, spec, directory, proof, compile_seconds=0.0)
 
@@ -147,13 +149,14 @@ def encoder_proof(
     reference: Reference,
     tolerance: Tolerance,
     labelled: Sequence[LabelledRow] = (),
+    *,
+    precision: str,
 ) -> Proof[Executable]:
-    """How an encoder is proven and timed on `samples`."""
-    clock = time.thread_time if target.on_cpu else time.perf_counter
+    """How an encoder of that precision is proven and timed on `samples`."""
 
     def proof(executable: Executable, load_s: float) -> tuple[ParityRecord, BatchTiming]:
         record = prove(executable, samples, reference, model, tolerance, target.versions(), labelled)
-        timing = measure(executable, samples, model.pad_token_id, clock)
+        timing = measure(executable, samples, model.pad_token_id, yardstick(precision) if target.on_cpu else None)
         return record, replace(timing, load_s=load_s)
 
     return proof
@@ -211,22 +214,30 @@ def _moves(logits: NDArray[np.float32]) -> bool:
 
 
 def measure(
-    executable: Executable, samples: Sequence[Sample], pad_token_id: int, clock: Callable[[], float]
+    executable: Executable, samples: Sequence[Sample], pad_token_id: int, yard: Callable[[], float] | None
 ) -> BatchTiming:
-    """Seconds of one execution on a full batch by that clock: one warm-up, then repeats within about MEASURE_S.
+    """Seconds of one execution on a full batch: one warm-up, then repeats within about MEASURE_S.
 
-    A CPU target is timed in its thread's processor seconds, so that other processes on the machine do not count.
+    A CPU target is timed in its thread's processor seconds, so that other processes on the machine do not count, and
+    beside the yardstick, so that those on the same core do not; another, without one, by the clock.
     """
+    clock = time.thread_time if yard else time.perf_counter
     rows = [samples[index % len(samples)].row for index in range(executable.shape.batch)]
     batch = batch_rows(rows, executable.shape, pad_token_id)
     executable.run(batch)
     seconds: list[float] = []
+    yards: list[float] = []
     while len(seconds) < MIN_REPEATS or (len(seconds) < MAX_REPEATS and sum(seconds) < MEASURE_S):
+        yards.append(yard() if yard else 0.0)
         started = clock()
         executable.run(batch)
         seconds.append(clock() - started)
     return BatchTiming(
-        median_s=statistics.median(seconds), min_s=min(seconds), max_s=max(seconds), repeats=len(seconds)
+        median_s=statistics.median(seconds),
+        min_s=min(seconds),
+        max_s=max(seconds),
+        repeats=len(seconds),
+        yardstick_s=statistics.median(yards),
     )
 
 

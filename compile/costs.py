@@ -16,6 +16,7 @@ from compile.artifacts import ArtifactStore
 from compile.model import ModelInfo
 from compile.shapes import Shape, canonical_json
 from compile.targets import AnyTarget
+from compile.yardstick import at_best_speed
 
 PRIOR = 1e-3
 """Weight of the default form against the squared relative errors of the points, per coefficient.
@@ -121,7 +122,7 @@ def job_costs(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, pr
     new_tokens = target.options(precision).get("new_tokens", "0")  # of decoders, which cost by it
     wanted = (target.name, target.machine(), model.digest, precision, new_tokens)
     probed, loads = _probed(store, probed_uri(store, target, model, precision))
-    measured = {shape: [seconds] for shape, seconds in probed.items()}
+    measured = {shape: [timing] for shape, timing in probed.items()}
     built: list[float] = []
     for manifest in store.list():
         spec = manifest.spec
@@ -131,11 +132,10 @@ def job_costs(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, pr
         if alike and manifest.compile_seconds:
             built.append(manifest.compile_seconds)
         if (spec.target, spec.machine, spec.model_digest, spec.precision, made_for) == wanted and manifest.timing:
-            measured.setdefault(spec.shape, []).append(manifest.timing.median_s)
+            measured.setdefault(spec.shape, []).append((manifest.timing.median_s, manifest.timing.yardstick_s))
             loads.append(manifest.timing.load_s)
-    medians = {shape: float(np.median(values)) for shape, values in measured.items()}
     default = default_costs(target.name, int(new_tokens))
-    costs = fit_costs(medians, default.fitted, int(new_tokens))
+    costs = fit_costs(at_best_speed(measured), default.fitted, int(new_tokens))
     load_s = float(np.median(loads)) if loads else default.load_s
     return replace(costs, load_s=load_s, compile_s=float(np.median(built)) if built else default.compile_s)
 
@@ -148,11 +148,12 @@ def probed_uri(store: ArtifactStore, target: AnyTarget[Any], model: ModelInfo, p
     return f"{store.uri}/costs/{hashlib.sha256(canonical_json(identity)).hexdigest()[:32]}.json"
 
 
-def _probed(store: ArtifactStore, uri: str) -> tuple[dict[Shape, float], list[float]]:
-    """Seconds by shape, and to load a shape, as far as a probe measured them."""
+def _probed(store: ArtifactStore, uri: str) -> tuple[dict[Shape, tuple[float, float]], list[float]]:
+    """Seconds by shape, with the yardstick's, and to load a shape, as far as a probe measured them."""
     try:
         data = json.loads(store.blobs.get(uri))
-        shapes = {Shape.parse(shape): float(seconds) for shape, seconds in data["shapes"].items()}
+        yards = data.get("yardsticks", {})
+        shapes = {Shape.parse(name): (float(s), float(yards.get(name, 0))) for name, s in data["shapes"].items()}
         return shapes, [float(data["load_s"])]
     except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError):
         return {}, []  # costs steer a plan and nothing else: without them it is planned by the defaults

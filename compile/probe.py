@@ -21,6 +21,7 @@ from compile.model import ModelInfo
 from compile.samples import check_rows, choose_samples
 from compile.shapes import Shape, canonical_json
 from compile.targets import Target
+from compile.yardstick import yardstick
 
 LENGTHS = (32, 128)
 """Probed beside the largest length: short and middling rows, where attention costs next to nothing and little."""
@@ -50,14 +51,16 @@ def probe_costs(
     uri = probed_uri(store, target, model, precision)
     if not store.blobs.exists(uri):
         check_rows(samples, model)
-        seconds, loads = {}, []
+        seconds, yards, loads = {}, {}, []
         with tempfile.TemporaryDirectory(prefix="lengthwise-probe-") as work:
             for shape in probe_shapes(target, max_length):
                 timing = _probe(store, target, model, model_dir, precision, samples, shape, Path(work))
-                seconds[str(shape)] = timing.median_s
+                seconds[str(shape)], yards[str(shape)] = timing.median_s, timing.yardstick_s
                 loads.append(timing.load_s)
                 on_progress(f"{shape}: {seconds[str(shape)] * 1000:.1f} ms a batch")
-        store.blobs.put_new(uri, canonical_json({"shapes": seconds, "load_s": statistics.median(loads)}))
+        store.blobs.put_new(
+            uri, canonical_json({"shapes": seconds, "yardsticks": yards, "load_s": statistics.median(loads)})
+        )
     return job_costs(store, target, model, precision)
 
 
@@ -76,8 +79,8 @@ def _probe(
     out_dir = Path(tempfile.mkdtemp(dir=work_dir))
     target.compile(prepared, shape, precision, out_dir)
     chosen = choose_samples(samples, shape, model.max_positions)
-    clock = time.thread_time if target.on_cpu else time.perf_counter
+    yard = yardstick(precision) if target.on_cpu else None
     started = time.perf_counter()
     executable = target.load(out_dir, shape, precision)
     load_s = time.perf_counter() - started
-    return replace(measure(executable, chosen, model.pad_token_id, clock), load_s=load_s)
+    return replace(measure(executable, chosen, model.pad_token_id, yard), load_s=load_s)
