@@ -37,7 +37,7 @@ from bench.pinned import Cores
 from bench.rows import SETS, write_night
 from demo.sentiment_model import build_sentiment_model
 
-ROWS = {"tweets": 4_000, "reviews": 320}
+ROWS = {"tweets": 3_000, "reviews": 240}
 SAMPLE_ROWS = {"tweets": 100, "reviews": 24}
 START_ROWS = 8
 SMALL_NIGHT = "2026-02-01"

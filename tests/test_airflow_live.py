@@ -266,7 +266,8 @@ def test_a_neuron_job_through_the_dag_has_the_bytes_of_a_run_by_hand(
 ) -> None:
     """Over the double of the SDK, on two simulated NeuronCores; by hand it is one worker, which finds the artifacts."""
     root, shapes = f"{live.root}-neuron", ["2x16", "2x96"]
-    fields = {"name": NEURON_DAG, "target": "neuron", "shapes": shapes, "artifacts": str(tmp_path / "artifacts")}
+    own = {"artifacts": str(tmp_path / "artifacts"), "workers": 2}
+    fields = {"name": NEURON_DAG, "target": "neuron", "shapes": shapes, **own}
     home = make_home(tmp_path, tiny_model, root, **fields, max_length=96)
     put_rows(Objects().put, root, rows(24), BY_HAND)
     (live.jobs / f"{NEURON_DAG}.yaml").write_text(home.file.read_text())
