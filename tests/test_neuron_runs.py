@@ -40,7 +40,9 @@ def host(tmp_path: Path) -> dict[str, str]:
 
 def home_of(folder: Path, model: Path, texts: list[dict[str, Any]], **fields: Any) -> JobHome:
     put_rows(Objects().put, str(folder), texts)
-    return make_home(folder, model, str(folder), **{"shapes": ["8x128"], "target": "faulty-neuron", **fields})
+    return make_home(
+        folder, model, str(folder), **{"shapes": ["8x128"], "target": "faulty-neuron", "workers": "auto", **fields}
+    )
 
 
 def loads(folder: Path) -> list[dict[str, Any]]:
