@@ -167,9 +167,13 @@ class Round:
 
     @property
     def own(self) -> Cost:
-        """What the small night takes is the start, and so is loading, as it is the other's."""
+        """What the small night takes is the start, and so is loading, as it is the other's.
+
+        The rows cost at least what executing took, as the worker counted it: starts vary by more than a second.
+        """
         start = self.start.seconds * self.night_bound_s / self.start.bound_s
-        return Cost(start + self.night.load_s, self.night.total_s - self.night.load_s - start)
+        rows = max(self.night.total_s - self.night.load_s - start, self.night.execute_s)
+        return Cost(self.night.total_s - rows, rows)
 
     def costs(self) -> dict[str, Cost]:
         """Of all, at the speed that the core had during Lengthwise's night."""

@@ -57,6 +57,8 @@ def test_loading_and_starting_are_not_charged_to_the_rows() -> None:
     assert (found[EXECUTING].loop_s, found[BOUND].loop_s) == (14.0, 12.0)
     slower = Round(night, 12.0, Started(small, 24.0), Cost(1.0, 20.0), 16.0).own
     assert slower == Cost(start_s=3.25, loop_s=16.75), "half of the small night's 2.5 s"
+    faster = Round(night, 12.0, Started(small, 4.0), Cost(1.0, 20.0), 16.0).own
+    assert faster == Cost(start_s=6.0, loop_s=14.0), "7.5 s of start would leave less than executing took"
 
 
 def test_a_run_is_told_by_the_passes_of_its_time() -> None:
