@@ -43,7 +43,7 @@ chaos: env ## kill -9 at random moments: KILLS=200 SEED=1, then the slow fault t
 bench-quick: env ## Lengthwise against what one would write instead, in CPU seconds (about 4 minutes)
 	@$(RUN) -m bench.quick
 
-bench-generate: env ## generation: Lengthwise against OpenVINO GenAI and transformers, tokens per CPU second (about 20 minutes)
+bench-generate: env ## generation: Lengthwise against OpenVINO GenAI and transformers, tokens per CPU second (about 25 minutes)
 	@$(RUN) -m bench.generate
 
 scale: env ## memory and time by step, from 10,000 rows to 10,000,000 with a target that costs nothing (an hour)
