@@ -5,6 +5,7 @@ A process of a step lives for seconds, so what it imports is a good part of what
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from importlib.abc import MetaPathFinder
 from typing import Any
 
 
+@functools.cache  # it is asked for each text's sampling rules
 def transformers_package() -> Any:
     """transformers. Call it before any other import of transformers or optimum: it looks once at what is installed.
 

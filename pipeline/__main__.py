@@ -5,8 +5,6 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the imports below run ends without a traceback
 
-from compile.lean_imports import arrow_without_pandas
 from pipeline.cli import main
 
-arrow_without_pandas()
 main()

@@ -26,20 +26,24 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="forget the finished work o
 
 def make_context(job_file: Path, ds: str, **overrides: Any) -> Context:
     """The context of a command; `overrides` replace fields of the job. Raises JobError."""
+    from compile.lean_imports import arrow_without_pandas
     from pipeline.context import Context, check_ds, default_cache_dir
     from pipeline.job import load_job
     from pipeline.objects import Objects
 
+    arrow_without_pandas()
     job = load_job(job_file).model_copy(update=overrides)
     return Context(job, check_ds(ds), Objects(), default_cache_dir(), say, advance)
 
 
 def make_run_context(run_uri: str) -> Context:
     """The context of a run that was planned before: its own job, without the job file."""
+    from compile.lean_imports import arrow_without_pandas
     from pipeline.context import Context, default_cache_dir
     from pipeline.objects import Objects
     from pipeline.run_plan import load_run
 
+    arrow_without_pandas()
     objects = Objects()
     planned = load_run(objects, run_uri)
     return Context(planned.job, planned.ds, objects, default_cache_dir(), say, advance)

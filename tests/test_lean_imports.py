@@ -41,6 +41,16 @@ def test_loading_a_classifier_imports_neither_and_both_can_be_imported_later(tin
     assert json.loads(done.stdout) == [[], "roc_curve"]
 
 
+def test_help_and_validation_import_neither_numpy_nor_pyarrow(tmp_path: Path, tiny_model: Path) -> None:
+    """A worker says how many threads they may have before it imports them, too."""
+    home = make_home(tmp_path, tiny_model, str(tmp_path))
+    for command in (["--help"], ["step", "infer", "--help"], ["validate", str(home.file)]):
+        done = home.command(*command, PYTHONPROFILEIMPORTTIME="1")
+        assert done.returncode == 0
+        assert re.search(r"\| +pipeline\.cli\n", done.stderr)
+        assert not re.search(r"\| +(numpy|pyarrow)\n", done.stderr), command
+
+
 def test_a_step_takes_no_pandas_along(tmp_path: Path, tiny_model: Path) -> None:
     """None of a run's processes; the attempt itself is told, too, so their modules are looked for."""
     put_rows(Objects().put, str(tmp_path), rows(10))

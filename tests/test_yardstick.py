@@ -46,10 +46,10 @@ def test_builds_and_probes_of_a_cpu_keep_it_and_plans_weigh_with_it(tmp_path: Pa
     probe_costs(store, target, model, tiny_model, "fp32", random_rows(model, [4, 20, 60]), 64)
     built, yard = manifest.timing.median_s, manifest.timing.yardstick_s
     probed = {shape: job_costs(store, target, model, "fp32").seconds(shape)[0] for shape in probe_shapes(target, 64)}
-    half = {str(shape): 2 * seconds for shape, seconds in probed.items()}
-    yards = dict.fromkeys(half, 2 * yard)
+    slower = {str(shape): 2 * seconds for shape, seconds in probed.items()}
+    yards = dict.fromkeys(slower, 2 * yard)
     uri = probed_uri(store, target, model, "fp32")
-    store.blobs.put(uri, canonical_json({"shapes": half, "yardsticks": yards, "load_s": 0.1}))
+    store.blobs.put(uri, canonical_json({"shapes": slower, "yardsticks": yards, "load_s": 0.1}))
     found = job_costs(store, target, model, "fp32").measured
     assert found == pytest.approx({SHORT: built, **probed})
 
